@@ -1,0 +1,193 @@
+"""The typed door to the C core: the only place that knows cffi.
+
+Calls release the GIL. Addresses stay valid because whatever they point into is held by the object
+that carries them (`Ops.keep`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from kvio._native import _core  # type: ignore[attr-defined]  # built by cffi
+from kvio._native.faults import current_fault
+
+ffi: Final[Any] = _core.ffi
+lib: Final[Any] = _core.lib
+
+#: Names of the system call sites, for messages.
+SITES: Final = (
+    "", "open a temporary file", "open the block", "open the directory", "make the directory",
+    "fstat", "fchmod", "fallocate", "write", "read", "fdatasync", "start writeback", "link",
+    "rename", "unlink", "fsync the directory", "close", "cachestat", "fcntl", "truncate",
+    "get random bytes",
+)  # fmt: skip
+
+CORRUPTIONS: Final = (
+    "", "not a regular file", "truncated", "no kvio trailer at its end", "unknown trailer version",
+    "the trailer's checksum is wrong", "length and trailer disagree",
+    "the block belongs to another key or namespace", "the payload's checksum is wrong",
+)  # fmt: skip
+
+
+class Request(NamedTuple):
+    """One operation as the C core wants it; field order is that of ``kvio_op``."""
+
+    dirfd: int
+    mode: int
+    name: bytes
+    parts: Sequence[memoryview]
+    nbytes: int
+    offset: int
+    key_hash: bytes
+    flags: int
+
+
+@dataclass(slots=True)
+class Ops:
+    """An array of operations and everything its addresses point into."""
+
+    array: Any
+    count: int
+    keep: tuple[object, ...]
+
+
+def make_ops(requests: Sequence[Request]) -> Ops:
+    """Lay requests out as one C array."""
+    views = [ffi.from_buffer(part) for request in requests for part in request.parts]
+    parts = ffi.new("kvio_part[]", [(view, len(view)) for view in views])
+    names = [ffi.from_buffer(request.name + b"\0") for request in requests]
+    rows = []
+    at = 0
+    for (dirfd, mode, _, own, nbytes, offset, key_hash, flags), name in zip(
+        requests, names, strict=True
+    ):
+        rows.append((dirfd, mode, name, parts + at, len(own), nbytes, offset, key_hash, flags))
+        at += len(own)
+    return Ops(ffi.new("kvio_op[]", rows), len(requests), (views, parts, names))
+
+
+def make_call(
+    *,
+    flags: int,
+    if_exists: int = 0,
+    publish: int = 0,
+    verify: int = 0,
+    memory_align: int = 4096,
+    offset_align: int = 4096,
+    chunk_bytes: int = 4 << 20,
+    bounce: memoryview | None = None,
+    temp_prefix: bytes = b"",
+) -> tuple[Any, object]:
+    """Make the settings of one C call, and what must live as long as it."""
+    view = ffi.from_buffer(bounce) if bounce is not None else ffi.NULL
+    size = len(bounce) if bounce is not None else 0
+    prefix = ffi.from_buffer(temp_prefix + b"\0")
+    row = (flags, if_exists, publish, verify, memory_align, offset_align, chunk_bytes, view, size)
+    return ffi.new("kvio_call *", (*row, prefix, current_fault(), 0)), (view, prefix)
+
+
+def check(status: int, path: str = "") -> int:
+    """Return a count or descriptor, or raise the OSError of a negative errno."""
+    if status < 0:
+        raise OSError(-status, os.strerror(-status), path or None)
+    return status
+
+
+def open_dir(rootfd: int, path: str, *, create: bool, durable: bool) -> int:
+    """Open a directory below another, made 0700 if asked; the caller closes it.
+
+    Raises:
+        OSError: as the failing system call says; links are never followed.
+    """
+    call, keep = make_call(flags=lib.KVIO_DURABLE if durable else 0)
+    fd = lib.kvio_open_dir(call, rootfd, path.encode(), create)
+    del keep
+    return check(fd, path)
+
+
+def probe(dirfd: int, name: str) -> dict[str, int]:
+    """Try what a directory's file system can do; see ``kvio_probe_result``."""
+    result = ffi.new("kvio_probe_result *")
+    check(lib.kvio_probe(dirfd, name.encode(), result))
+    return {field: int(getattr(result, field)) for field, _ in ffi.typeof(result[0]).fields}
+
+
+def cached_fraction(fd: int, nbytes: int) -> float | None:
+    """Tell how much of a file is in the page cache; None where the kernel does not say."""
+    resident = ffi.new("uint64_t *")
+    if nbytes == 0 or lib.kvio_cached_pages(fd, 0, nbytes, resident) < 0:
+        return None
+    return float(min(1.0, resident[0] * os.sysconf("SC_PAGE_SIZE") / nbytes))
+
+
+def drop_cache(fd: int) -> None:
+    """Write a file's dirty pages and forget its clean ones."""
+    check(lib.kvio_drop_cache(fd))
+
+
+def allocate(nbytes: int, alignment: int) -> memoryview:
+    """Give writable memory, aligned and not zeroed, freed with its last view.
+
+    Raises:
+        MemoryError: there is none.
+    """
+    base = lib.kvio_alloc(nbytes, alignment)
+    if base == ffi.NULL:
+        raise MemoryError(f"cannot allocate {nbytes} bytes")
+    return memoryview(ffi.buffer(ffi.gc(base, lib.kvio_free, nbytes), nbytes)).cast("B")
+
+
+def view_address(address: int, nbytes: int, owner: object) -> memoryview:
+    """View foreign memory that *owner* keeps; the view keeps *owner*."""
+    cdata = ffi.gc(ffi.cast("char *", address), _Keep(owner))
+    return memoryview(ffi.buffer(cdata, nbytes)).cast("B")
+
+
+class _Keep:
+    """Holds an owner until the memory it owns is viewed no more."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: object) -> None:
+        self.owner: object = owner
+
+    def __call__(self, _: Any) -> None:
+        self.owner = None
+
+
+def address_of(view: memoryview) -> int:
+    """Give the address of a view's first byte."""
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
+
+
+def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
+    """Continue a CRC32C (Castagnoli) over *data*; 0 starts one."""
+    return int(lib.kvio_crc32c(value, ffi.from_buffer(data), len(data)))
+
+
+def crc32c_combine(parts: Iterable[tuple[int, int]]) -> int:
+    """Join the checksums of consecutive pieces, given as (checksum, length) pairs."""
+    whole = 0
+    for value, nbytes in parts:
+        whole = lib.kvio_crc32c_combine(whole, value, nbytes)
+    return whole
+
+
+def crc32c_implementation() -> str:
+    """Name the instructions the checksum uses on this processor."""
+    names = ("portable", "sse4.2", "avx512-vpclmulqdq", "armv8-crc")
+    return names[lib.kvio_crc32c_implementation()]
+
+
+def close(fd: int) -> None:
+    """Close a descriptor this module opened."""
+    os.close(fd)
+
+
+def is_unsupported(status: int) -> bool:
+    """Tell an errno that means "not here" from one that means "not now"."""
+    return -status in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)

@@ -1,0 +1,30 @@
+"""How cffi builds the C core; run by setuptools (setup.py), never at run time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cffi
+
+HERE = Path("src/kvio/_native")
+SOURCES = (
+    "crc32c.c",
+    "directory.c",
+    "parts.c",
+    "publish.c",
+    "read.c",
+    "trailer.c",
+    "transfer.c",
+    "write.c",
+)
+
+ffibuilder = cffi.FFI()
+ffibuilder.cdef((Path(__file__).parent / "kvio.cdef.h").read_text(encoding="ascii"))
+ffibuilder.set_source(
+    "kvio._native._core",
+    '#include "kvio.h"',
+    sources=[str(HERE / name) for name in SOURCES],
+    depends=[str(HERE / name) for name in ("kvio.h", "kvio.cdef.h", "sys.h", "transfer.h", "crc32c_tables.h")],
+    include_dirs=[str(HERE)],
+    extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"],
+)

@@ -1,0 +1,212 @@
+/* Directories, deletion, and what a file system can do. */
+#include "sys.h"
+
+#include <linux/stat.h>
+#include <stdlib.h>
+#include <sys/statfs.h>
+
+#define PROBE_BYTES 4096
+
+/* Make one directory, 0700 whatever the umask, and its name durable if asked. */
+static int make_dir(kvio_call *call, int parent, const char *name)
+{
+	int r = sys_mkdirat(call->fault, parent, name, 0700), fd;
+	struct stat st;
+
+	if (r == -EEXIST)
+		return 0;
+	if (r < 0)
+		return r;
+	fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name,
+			O_DIRECTORY | O_NOFOLLOW | O_RDONLY, 0);
+	if (fd == -EACCES)	/* a umask that took our own bits: not ours to open yet */
+		return fchmodat(parent, name, 0700, 0) ? -errno : 0;
+	if (fd < 0)
+		return fd;
+	r = sys_fstat(call->fault, fd, &st);
+	if (!r && (st.st_mode & 07777) != 0700)
+		r = sys_fchmod(call->fault, fd, 0700);
+	sys_close(call->fault, fd);
+	return r;
+}
+
+static int step_into(kvio_call *call, int parent, const char *name, int create)
+{
+	int flags = O_DIRECTORY | O_NOFOLLOW | O_RDONLY;
+	int fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0), r;
+
+	if (create && fd == -ENOENT) {
+		r = make_dir(call, parent, name);
+		if (r < 0)
+			return r;
+		fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0);
+	}
+	/* Whoever made the directory may not have synced its name. */
+	if (fd >= 0 && create && call->flags & KVIO_DURABLE) {
+		r = sys_fsync_dir(call->fault, parent);
+		if (r < 0) {
+			sys_close(call->fault, fd);
+			return r;
+		}
+	}
+	return fd;
+}
+
+/* Open path below rootfd, component by component, never through a link; a
+ * descriptor that the caller closes. */
+int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create)
+{
+	int fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, rootfd, ".",
+			    O_DIRECTORY | O_RDONLY, 0);
+	char *copy, *save = NULL, *name;
+
+	if (fd < 0)
+		return fd;
+	copy = strdup(path);
+	if (!copy) {
+		sys_close(call->fault, fd);
+		return -ENOMEM;
+	}
+	for (name = strtok_r(copy, "/", &save); name && fd >= 0; name = strtok_r(NULL, "/", &save)) {
+		int next = step_into(call, fd, name, create);
+
+		sys_close(call->fault, fd);
+		fd = next;
+	}
+	free(copy);
+	return fd;
+}
+
+static int delete_one(kvio_call *call, kvio_op *op)
+{
+	int r = kvio_cancelled(call) ? -ECANCELED
+				     : sys_unlinkat(call->fault, op->dirfd, op->name);
+	struct stat st;
+
+	op->site = KVIO_SITE_UNLINK;
+	if (r == -ENOENT && !sys_fstat(call->fault, op->dirfd, &st) && !st.st_nlink)
+		return -ESTALE;
+	if (!r && call->flags & KVIO_DURABLE) {
+		op->site = KVIO_SITE_FSYNC_DIR;
+		r = sys_fsync_dir(call->fault, op->dirfd);
+	}
+	return r;
+}
+
+int kvio_delete_batch(kvio_call *call, kvio_op *ops, size_t nops)
+{
+	int good = 0;
+
+	for (size_t i = 0; i < nops; i++) {
+		ops[i].status = delete_one(call, &ops[i]);
+		good += !ops[i].status;
+	}
+	return good;
+}
+
+/* Forget what the page cache holds of a file; dirty pages are written first. */
+int kvio_drop_cache(int fd)
+{
+	if (fdatasync(fd))
+		return -errno;
+	return -posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+}
+
+static void probe_statx(int fd, kvio_probe_result *result)
+{
+	struct statx stx;
+
+	memset(&stx, 0, sizeof(stx));
+	if (statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS | STATX_MNT_ID | STATX_DIOALIGN, &stx))
+		return;
+	if (stx.stx_mask & STATX_MNT_ID)
+		result->mount_id = stx.stx_mnt_id;
+	if (stx.stx_mask & STATX_DIOALIGN) {
+		result->dio_reported = 1;
+		result->dio_memory_align = stx.stx_dio_mem_align;
+		result->dio_offset_align = stx.stx_dio_offset_align;
+	}
+}
+
+/* Try aligned and misaligned direct I/O on a file of ours: 0 or -errno each. */
+static void probe_direct(int fd, kvio_probe_result *result)
+{
+	uint8_t *buf = kvio_alloc(2 * PROBE_BYTES, PROBE_BYTES);
+
+	result->direct = result->direct_misaligned = -ENOMEM;
+	if (!buf)
+		return;
+	memset(buf, 0, 2 * PROBE_BYTES);
+	result->direct = pwrite(fd, buf, PROBE_BYTES, 0) == PROBE_BYTES ? 0 : -errno;
+	result->direct_misaligned = pwrite(fd, buf + 1, PROBE_BYTES - 3, 1) < 0 ? -errno : 0;
+	kvio_free(buf);
+}
+
+static void probe_cache(int fd, kvio_probe_result *result)
+{
+	struct iovec iov = { (uint8_t[1]){ 0 }, 1 };
+	uint64_t pages;
+
+	result->dontcache = pwritev2(fd, &iov, 1, 0, RWF_DONTCACHE) < 0 ? -errno : 0;
+	result->cachestat = kvio_cached_pages(fd, 0, 1, &pages);
+}
+
+/* Each form on an inode of its own: one whose last name went cannot be linked again. */
+static void probe_links(int dirfd, const char *name, kvio_probe_result *result)
+{
+	int fd = openat(dirfd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	char path[32];
+
+	result->tmpfile = fd < 0 ? -errno : 0;
+	result->link_empty_path = result->link_proc = -EOPNOTSUPP;
+	if (fd < 0)
+		return;
+	result->link_empty_path = linkat(fd, "", dirfd, name, AT_EMPTY_PATH) ? -errno : 0;
+	unlinkat(dirfd, name, 0);
+	close(fd);
+	fd = openat(dirfd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	result->link_proc = linkat(AT_FDCWD, path, dirfd, name, AT_SYMLINK_FOLLOW) ? -errno : 0;
+	unlinkat(dirfd, name, 0);
+	close(fd);
+}
+
+static void probe_rename(int dirfd, const char *name, kvio_probe_result *result)
+{
+	int r = renameat2(dirfd, name, dirfd, name, RENAME_NOREPLACE) ? -errno : 0;
+
+	result->rename_noreplace = r == -EEXIST ? 0 : r;
+}
+
+/* Ask the directory's file system by trying; answers are 0 for yes, else -errno.
+ * Leaves nothing behind.  Fails only if no file can be made at all. */
+int kvio_probe(int dirfd, const char *name, kvio_probe_result *result)
+{
+	struct statfs fs;
+	int fd, direct;
+
+	memset(result, 0, sizeof(*result));
+	if (fstatfs(dirfd, &fs))
+		return -errno;
+	result->fs_magic = (uint64_t)fs.f_type;
+	result->fsync_dir = fsync(dirfd) ? -errno : 0;
+	probe_links(dirfd, name, result);
+	fd = openat(dirfd, name, O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return -errno;
+	probe_cache(fd, result);
+	probe_rename(dirfd, name, result);
+	direct = openat(dirfd, name, O_RDWR | O_DIRECT | O_NOFOLLOW | O_CLOEXEC);
+	result->direct = result->direct_misaligned = direct < 0 ? -errno : 0;
+	if (direct >= 0) {
+		probe_statx(direct, result);
+		probe_direct(direct, result);
+		close(direct);
+	} else {
+		probe_statx(fd, result);
+	}
+	close(fd);
+	return unlinkat(dirfd, name, 0) ? -errno : 0;
+}

@@ -1,0 +1,203 @@
+/*
+ * The whole interface of the C core.  cffi reads this file and the C sources
+ * include it, so a declaration cannot drift from its definition.  Only what
+ * cffi can parse may stand here: no #include, no #if.
+ */
+
+/* Which system call of kvio a failure came from (kvio_op.site, kvio_fault.site). */
+#define KVIO_SITE_NONE 0
+#define KVIO_SITE_OPEN_TEMP 1
+#define KVIO_SITE_OPEN_READ 2
+#define KVIO_SITE_OPEN_DIR 3
+#define KVIO_SITE_MKDIR 4
+#define KVIO_SITE_FSTAT 5
+#define KVIO_SITE_FCHMOD 6
+#define KVIO_SITE_FALLOCATE 7
+#define KVIO_SITE_WRITE 8
+#define KVIO_SITE_READ 9
+#define KVIO_SITE_FDATASYNC 10
+#define KVIO_SITE_SYNC_RANGE 11
+#define KVIO_SITE_LINK 12
+#define KVIO_SITE_RENAME 13
+#define KVIO_SITE_UNLINK 14
+#define KVIO_SITE_FSYNC_DIR 15
+#define KVIO_SITE_CLOSE 16
+#define KVIO_SITE_CACHESTAT 17
+#define KVIO_SITE_FCNTL 18
+#define KVIO_SITE_TRUNCATE 19
+#define KVIO_SITE_RANDOM 20
+#define KVIO_SITES 21
+
+/* kvio_fault.error: kill the process instead of failing the call. */
+#define KVIO_FAULT_KILL -9
+/* kvio_fault.transfer: leave the length alone, or halve it. */
+#define KVIO_TRANSFER_ALL -1
+#define KVIO_TRANSFER_HALF -2
+
+/* kvio_call.flags */
+#define KVIO_TRAILER 1
+#define KVIO_CHECKSUM 2
+#define KVIO_DURABLE 4
+#define KVIO_STOP_AT_MISSING 8
+
+/* kvio_call.if_exists */
+#define KVIO_KEEP 0
+#define KVIO_REPLACE 1
+#define KVIO_ERROR 2
+
+/* kvio_call.publish: how a temporary gets its name, best first. */
+#define KVIO_PUBLISH_EMPTY_PATH 0
+#define KVIO_PUBLISH_PROC 1
+#define KVIO_PUBLISH_NAMED 2
+
+/* kvio_call.verify */
+#define KVIO_VERIFY_OFF 0
+#define KVIO_VERIFY_LENGTH 1
+#define KVIO_VERIFY_FULL 2
+
+/* kvio_op.flags: a part of a block is wanted; check a block and return no bytes;
+ * answer: the trailer carries a checksum of the payload. */
+#define KVIO_OP_RANGE 1
+#define KVIO_OP_SCRUB 2
+#define KVIO_OP_HAS_CHECKSUM 16
+
+/* kvio_op.mode */
+#define KVIO_MODE_BUFFERED 0
+#define KVIO_MODE_DONTCACHE 1
+#define KVIO_MODE_DIRECT 2
+#define KVIO_MODE_DIRECT_IF_COLD 3
+
+/* kvio_op.status besides 0 and -errno; kvio_op.site then holds the KVIO_BAD_ reason. */
+#define KVIO_CORRUPT -10001
+#define KVIO_TOO_SMALL -10002
+#define KVIO_BEYOND_END -10003
+
+#define KVIO_BAD_KIND 1
+#define KVIO_BAD_SHORT 2
+#define KVIO_BAD_MAGIC 3
+#define KVIO_BAD_VERSION 4
+#define KVIO_BAD_TRAILER 5
+#define KVIO_BAD_LENGTH 6
+#define KVIO_BAD_KEY 7
+#define KVIO_BAD_PAYLOAD 8
+
+#define KVIO_TRAILER_BYTES 64
+#define KVIO_MAX_ALIGN 65536
+#define KVIO_TEMP_NAME 96
+#define KVIO_UNKNOWN 255
+
+#define KVIO_CRC_PORTABLE 0
+#define KVIO_CRC_SSE42 1
+#define KVIO_CRC_VPCLMUL 2
+#define KVIO_CRC_ARMV8 3
+
+/* One contiguous piece of memory of a gather or scatter list. */
+typedef struct {
+	void *base;
+	size_t nbytes;
+} kvio_part;
+
+/* Test instrument: calls nth .. nth+times-1 of a site fail or are cut short. */
+typedef struct {
+	int32_t site;
+	int32_t nth;
+	int32_t times;
+	int32_t error;
+	int64_t transfer;
+	int32_t seen[KVIO_SITES];
+} kvio_fault;
+
+/* What all operations of one call share. */
+typedef struct {
+	uint32_t flags;
+	int32_t if_exists;
+	int32_t publish;
+	int32_t verify;
+	uint32_t memory_align;
+	uint32_t offset_align;
+	size_t chunk_bytes;
+	uint8_t *bounce;
+	size_t bounce_bytes;
+	const char *temp_prefix;
+	kvio_fault *fault;
+	int32_t cancel;
+} kvio_call;
+
+/* One block to write, read or look at: the request, then the answer. */
+typedef struct {
+	int32_t dirfd;
+	uint32_t mode;
+	const char *name;
+	const kvio_part *parts;
+	uint32_t nparts;
+	uint64_t nbytes;
+	uint64_t offset;
+	uint8_t key_hash[16];
+	uint32_t flags;
+
+	int32_t status;
+	int32_t site;
+	int32_t fd;
+	uint32_t crc;
+	uint32_t existed;
+	uint32_t mode_taken;
+	uint32_t hot_percent;
+	uint64_t done;
+	uint64_t block_nbytes;
+	uint64_t file_nbytes;
+	int64_t mtime_ns;
+	char temp[KVIO_TEMP_NAME];
+} kvio_op;
+
+/* What a directory's file system says of itself. */
+typedef struct {
+	uint64_t fs_magic;
+	uint64_t mount_id;
+	uint32_t dio_memory_align;
+	uint32_t dio_offset_align;
+	int32_t dio_reported;
+	int32_t tmpfile;
+	int32_t link_empty_path;
+	int32_t link_proc;
+	int32_t direct;
+	int32_t direct_misaligned;
+	int32_t dontcache;
+	int32_t cachestat;
+	int32_t rename_noreplace;
+	int32_t fsync_dir;
+} kvio_probe_result;
+
+/* Blocks.  A batch returns how many operations ended with status 0. */
+int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops);
+int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops);
+int kvio_stat_batch(kvio_call *call, kvio_op *ops, size_t nops);
+int kvio_delete_batch(kvio_call *call, kvio_op *ops, size_t nops);
+
+/* One large block by several threads: begin, then ranges side by side, then end. */
+int kvio_write_begin(kvio_call *call, kvio_op *op);
+int kvio_write_range(kvio_call *call, const kvio_op *op, uint64_t start,
+		     uint64_t nbytes, uint32_t *crc);
+int kvio_write_end(kvio_call *call, kvio_op *op);
+void kvio_write_abort(kvio_call *call, kvio_op *op);
+int kvio_read_begin(kvio_call *call, kvio_op *op);
+int kvio_read_range(kvio_call *call, const kvio_op *op, uint64_t start,
+		    uint64_t nbytes, uint32_t *crc);
+int kvio_read_end(kvio_call *call, kvio_op *op);
+
+/* Directories.  Paths are relative, made of validated components, never followed through links. */
+int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create);
+int kvio_probe(int dirfd, const char *temp_prefix, kvio_probe_result *result);
+int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident);
+int kvio_drop_cache(int fd);
+
+/* Memory. */
+void *kvio_alloc(size_t nbytes, size_t align);
+void kvio_free(void *base);
+
+/* Checksums. */
+uint32_t kvio_crc32c(uint32_t crc, const void *data, size_t nbytes);
+uint32_t kvio_crc32c_copy(uint32_t crc, void *dst, const void *src, size_t nbytes);
+uint32_t kvio_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t nbytes_b);
+uint32_t kvio_crc32c_with(int implementation, uint32_t crc, const void *data, size_t nbytes);
+int kvio_crc32c_implementation(void);
+int kvio_crc32c_available(int implementation);

@@ -1,0 +1,352 @@
+/*
+ * Reading blocks.  A whole block is one open, one fstat and one read that
+ * brings payload and trailer together; what is delivered was checked first
+ * against the trailer, the file's length, the key and the checksum.
+ */
+#include "transfer.h"
+
+#define SCRATCH_BYTES ((size_t)64 << 10)
+#define HOT_PERCENT 50
+
+static int failed(kvio_op *op, int site, int r)
+{
+	op->site = site;
+	return r;
+}
+
+static int corrupt(kvio_op *op, int reason)
+{
+	return failed(op, reason, KVIO_CORRUPT);
+}
+
+static int dir_is_gone(kvio_call *call, const kvio_op *op)
+{
+	struct stat st;
+
+	return !sys_fstat(call->fault, op->dirfd, &st) && !st.st_nlink;
+}
+
+/* O_NONBLOCK: a foreign FIFO under the name must not hang the open. */
+static int open_block(kvio_call *call, kvio_op *op)
+{
+	int direct = op->mode == KVIO_MODE_DIRECT ? O_DIRECT : 0;
+	struct stat st;
+	int r = sys_openat(call->fault, KVIO_SITE_OPEN_READ, op->dirfd, op->name,
+			   O_RDONLY | O_NOFOLLOW | O_NONBLOCK | direct, 0);
+
+	if (r == -ELOOP)
+		return corrupt(op, KVIO_BAD_KIND);
+	if (r < 0)
+		return failed(op, KVIO_SITE_OPEN_READ,
+			      r == -ENOENT && dir_is_gone(call, op) ? -ESTALE : r);
+	op->fd = r;
+	r = sys_fstat(call->fault, op->fd, &st);
+	if (r < 0)
+		return failed(op, KVIO_SITE_FSTAT, r);
+	if (!S_ISREG(st.st_mode))
+		return corrupt(op, KVIO_BAD_KIND);
+	op->file_nbytes = (uint64_t)st.st_size;
+	op->mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+	if (call->flags & KVIO_TRAILER && op->file_nbytes < KVIO_TRAILER_BYTES)
+		return corrupt(op, KVIO_BAD_SHORT);
+	return 0;
+}
+
+static int close_block(kvio_call *call, kvio_op *op, int r)
+{
+	if (op->fd >= 0)
+		sys_close(call->fault, op->fd);
+	op->fd = -1;
+	return r;
+}
+
+int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident)
+{
+	struct kvio_cachestat_range range = { offset, nbytes };
+	struct kvio_cachestat stat;
+	int r = sys_cachestat(NULL, fd, &range, &stat);
+
+	if (!r)
+		*resident = stat.nr_cache;
+	return r;
+}
+
+/* Data that is hot in the page cache is several times faster to copy from
+ * there; an unknown cache state (before Linux 6.5) counts as cold. */
+static void choose_mode(kvio_call *call, kvio_op *op)
+{
+	struct kvio_cachestat_range range = { op->offset, op->nbytes };
+	struct kvio_cachestat stat;
+	uint64_t pages = kvio_round_up(kvio_min(op->nbytes, op->file_nbytes), 4096) / 4096;
+
+	op->mode_taken = op->mode;
+	op->hot_percent = KVIO_UNKNOWN;
+	if (op->mode != KVIO_MODE_DIRECT_IF_COLD)
+		return;
+	op->mode_taken = KVIO_MODE_DIRECT;
+	if (pages && !sys_cachestat(call->fault, op->fd, &range, &stat)) {
+		op->hot_percent = (uint32_t)(kvio_min(stat.nr_cache, pages) * 100 / pages);
+		if (op->hot_percent >= HOT_PERCENT)
+			op->mode_taken = KVIO_MODE_BUFFERED;
+	}
+	if (op->mode_taken == KVIO_MODE_DIRECT &&
+	    sys_fcntl_setfl(call->fault, op->fd, O_RDONLY | O_NONBLOCK | O_DIRECT) < 0)
+		op->mode_taken = KVIO_MODE_BUFFERED;
+}
+
+static int parse(kvio_call *call, kvio_op *op, const uint8_t *trailer, struct kvio_trailer *out)
+{
+	int reason = kvio_trailer_parse(trailer, op->file_nbytes, op->key_hash, call->verify, out);
+
+	if (reason)
+		return corrupt(op, reason);
+	op->block_nbytes = out->nbytes;
+	op->crc = out->crc;
+	if (out->flags & KVIO_CHECKSUM)
+		op->flags |= KVIO_OP_HAS_CHECKSUM;
+	return 0;
+}
+
+/* The trailer by a read of its own. */
+static int load_trailer(kvio_call *call, kvio_op *op, struct kvio_trailer *out)
+{
+	uint32_t align = op->mode_taken == KVIO_MODE_DIRECT ? call->offset_align : 1;
+	uint64_t at = op->file_nbytes - KVIO_TRAILER_BYTES, base = kvio_round_down(at, align);
+	uint8_t small[KVIO_TRAILER_BYTES], *buf = align > 1 ? call->bounce : small;
+	struct iovec iov = { buf, (size_t)kvio_round_up(op->file_nbytes - base, align) };
+	int64_t r = kvio_read_all(call, op, &iov, 1, base);
+
+	if (r < 0)
+		return failed(op, KVIO_SITE_READ, (int)r);
+	if ((uint64_t)r < op->file_nbytes - base)
+		return corrupt(op, KVIO_BAD_SHORT);
+	return parse(call, op, buf + (at - base), out);
+}
+
+static int load(kvio_call *call, kvio_op *op, uint64_t nbytes, uint8_t *tail, size_t tail_nbytes,
+		int checksum, uint32_t *crc)
+{
+	int r = kvio_stream_read(call, op, op->offset, nbytes, tail, tail_nbytes, checksum, crc);
+
+	if (r == KVIO_CORRUPT)
+		return corrupt(op, KVIO_BAD_SHORT);
+	return r < 0 ? failed(op, KVIO_SITE_READ, r) : 0;
+}
+
+static int check_payload(kvio_call *call, kvio_op *op, const struct kvio_trailer *trailer,
+			 uint32_t crc)
+{
+	if (call->verify == KVIO_VERIFY_FULL && trailer->flags & KVIO_CHECKSUM &&
+	    crc != trailer->crc)
+		return corrupt(op, KVIO_BAD_PAYLOAD);
+	op->done = trailer->nbytes;
+	return 0;
+}
+
+/* Payload and trailer in one pass, on the guess that the block is exactly as
+ * large as the caller's memory: 0 done, 1 the guess was wrong. */
+static int read_guessing(kvio_call *call, kvio_op *op)
+{
+	uint64_t rest = op->file_nbytes - op->nbytes;
+	uint8_t tail[KVIO_TAIL_BYTES];
+	struct kvio_trailer trailer;
+	uint32_t crc = 0;
+	int r;
+
+	if (op->flags & KVIO_OP_SCRUB || op->file_nbytes < op->nbytes ||
+	    rest < KVIO_TRAILER_BYTES || rest > KVIO_TAIL_BYTES)
+		return 1;
+	r = load(call, op, op->nbytes, tail, (size_t)rest, call->verify == KVIO_VERIFY_FULL, &crc);
+	if (!r)
+		r = parse(call, op, tail + rest - KVIO_TRAILER_BYTES, &trailer);
+	if (r < 0)
+		return r;
+	return trailer.nbytes != op->nbytes ? 1 : check_payload(call, op, &trailer, crc);
+}
+
+static int read_whole(kvio_call *call, kvio_op *op)
+{
+	struct kvio_trailer trailer;
+	uint32_t crc = 0;
+	int r = read_guessing(call, op);
+
+	if (r <= 0)
+		return r;
+	r = load_trailer(call, op, &trailer);
+	if (r < 0)
+		return r;
+	if (trailer.nbytes > op->nbytes && !(op->flags & KVIO_OP_SCRUB))
+		return KVIO_TOO_SMALL;
+	r = load(call, op, trailer.nbytes, NULL, 0, call->verify == KVIO_VERIFY_FULL, &crc);
+	return r < 0 ? r : check_payload(call, op, &trailer, crc);
+}
+
+static int read_range(kvio_call *call, kvio_op *op)
+{
+	struct kvio_trailer trailer = { op->file_nbytes, 0, 0 };
+	uint32_t crc = 0;
+	int r = call->flags & KVIO_TRAILER ? load_trailer(call, op, &trailer) : 0;
+
+	if (r < 0)
+		return r;
+	op->block_nbytes = trailer.nbytes;
+	if (op->offset > trailer.nbytes)
+		return KVIO_BEYOND_END;
+	if (!(op->flags & (KVIO_OP_RANGE | KVIO_OP_SCRUB)) && trailer.nbytes > op->nbytes)
+		return KVIO_TOO_SMALL;
+	op->done = kvio_min(op->nbytes, trailer.nbytes - op->offset);
+	return load(call, op, op->done, NULL, 0, 0, &crc);
+}
+
+static int read_one(kvio_call *call, kvio_op *op)
+{
+	int r;
+
+	op->fd = -1;
+	op->done = 0;
+	if (kvio_cancelled(call))
+		return -ECANCELED;
+	r = open_block(call, op);
+	if (!r) {
+		choose_mode(call, op);
+		r = call->flags & KVIO_TRAILER && !(op->flags & KVIO_OP_RANGE)
+			? read_whole(call, op)
+			: read_range(call, op);
+	}
+	return close_block(call, op, r);
+}
+
+int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops)
+{
+	int good = 0;
+
+	for (size_t i = 0; i < nops; i++) {
+		ops[i].status = read_one(call, &ops[i]);
+		good += !ops[i].status;
+	}
+	return good;
+}
+
+static int stat_one(kvio_call *call, kvio_op *op)
+{
+	struct kvio_trailer trailer;
+	int r;
+
+	op->fd = -1;
+	op->mode = op->mode_taken = KVIO_MODE_BUFFERED;
+	if (kvio_cancelled(call))
+		return -ECANCELED;
+	r = open_block(call, op);
+	op->block_nbytes = op->file_nbytes;
+	if (!r && call->flags & KVIO_TRAILER)
+		r = load_trailer(call, op, &trailer);
+	return close_block(call, op, r);
+}
+
+int kvio_stat_batch(kvio_call *call, kvio_op *ops, size_t nops)
+{
+	int good = 0;
+
+	for (size_t i = 0; i < nops; i++)
+		ops[i].status = -ECANCELED;
+	for (size_t i = 0; i < nops; i++) {
+		ops[i].status = stat_one(call, &ops[i]);
+		good += !ops[i].status;
+		if (ops[i].status && call->flags & KVIO_STOP_AT_MISSING)
+			break;
+	}
+	return good;
+}
+
+/* Open a block whose ranges several threads will read; its length is then in
+ * op->block_nbytes, and op->nbytes is cut down to it. */
+int kvio_read_begin(kvio_call *call, kvio_op *op)
+{
+	struct kvio_trailer trailer = { 0, 0, 0 };
+	int r;
+
+	op->fd = -1;
+	r = open_block(call, op);
+	if (!r) {
+		choose_mode(call, op);
+		trailer.nbytes = op->block_nbytes = op->file_nbytes;
+		if (call->flags & KVIO_TRAILER)
+			r = load_trailer(call, op, &trailer);
+	}
+	if (!r && trailer.nbytes > op->nbytes)
+		r = KVIO_TOO_SMALL;
+	if (r < 0)
+		return op->status = close_block(call, op, r);
+	op->nbytes = op->done = trailer.nbytes;
+	return 0;
+}
+
+int kvio_read_range(kvio_call *call, const kvio_op *op, uint64_t start, uint64_t nbytes,
+		    uint32_t *crc)
+{
+	int checksum = call->verify == KVIO_VERIFY_FULL && op->flags & KVIO_OP_HAS_CHECKSUM;
+
+	return kvio_stream_read(call, op, start, nbytes, NULL, 0, checksum, crc);
+}
+
+int kvio_read_end(kvio_call *call, kvio_op *op)
+{
+	return close_block(call, op, 0);
+}
+
+/* Make the standing block durable; it was perhaps written by someone who asked
+ * for less.  fdatasync reports a writeback that failed while the inode was in
+ * memory, reading the block through finds one that failed before.  On any
+ * doubt the caller writes its own bytes instead. */
+static int promote(kvio_call *call, kvio_op *op, kvio_op *standing)
+{
+	uint8_t scratch[SCRATCH_BYTES];
+	kvio_call reading = *call;
+	struct kvio_trailer trailer;
+	uint32_t crc = 0;
+	int r = sys_fdatasync(call->fault, standing->fd);
+
+	if (r < 0)
+		return failed(op, KVIO_SITE_FDATASYNC, r);
+	if (!(call->flags & KVIO_TRAILER))
+		return 0;
+	reading.bounce = scratch;
+	reading.bounce_bytes = sizeof(scratch);
+	r = load_trailer(&reading, standing, &trailer);
+	if (!r)
+		r = load(&reading, standing, trailer.nbytes, NULL, 0, 1, &crc);
+	return r < 0 ? r : check_payload(&reading, standing, &trailer, crc);
+}
+
+/* Is the key taken?  Then op->existed is set and the block may stay; a broken
+ * block, or one of another length, counts as absent unless the caller asked
+ * for an error, because otherwise a truncated file would stay for ever. */
+int kvio_standing_kept(kvio_call *call, kvio_op *op)
+{
+	kvio_op standing = *op;
+	struct kvio_trailer trailer = { 0, 0, 0 };
+	int r;
+
+	standing.fd = -1;
+	standing.mode = standing.mode_taken = KVIO_MODE_BUFFERED;
+	standing.flags = KVIO_OP_SCRUB;
+	standing.offset = 0;
+	op->existed = 0;
+	r = open_block(call, &standing);
+	trailer.nbytes = standing.file_nbytes;
+	if (!r && call->flags & KVIO_TRAILER)
+		r = load_trailer(call, &standing, &trailer);
+	if (!r && trailer.nbytes != op->nbytes && call->if_exists == KVIO_KEEP)
+		r = KVIO_CORRUPT;
+	if (!r && call->flags & KVIO_DURABLE && call->if_exists == KVIO_KEEP)
+		r = promote(call, op, &standing) ? KVIO_CORRUPT : 0;
+	close_block(call, &standing, 0);
+	if (r == -ENOENT || (r == KVIO_CORRUPT && call->if_exists == KVIO_KEEP))
+		return 0;
+	if (r < 0 && r != KVIO_CORRUPT)
+		return failed(op, standing.site, r);
+	op->existed = 1;
+	op->crc = trailer.crc;
+	op->flags |= standing.flags & KVIO_OP_HAS_CHECKSUM;
+	return 0;
+}

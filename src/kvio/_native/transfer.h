@@ -1,0 +1,21 @@
+/* The two loops that move bytes; transfer.c. */
+#ifndef KVIO_TRANSFER_H
+#define KVIO_TRANSFER_H
+
+#include "sys.h"
+
+/* Small enough for the second-level cache: the checksum then finds in it what
+ * the kernel is about to copy, or has just copied. */
+#define KVIO_CHECKSUM_CHUNK ((size_t)256 << 10)
+
+/* A trailer with the largest padding that is read together with a payload. */
+#define KVIO_TAIL_BYTES 8192
+
+int kvio_stream_write(kvio_call *call, const kvio_op *op, uint64_t start, uint64_t nbytes,
+		      int last, uint32_t *crc);
+int kvio_stream_read(kvio_call *call, const kvio_op *op, uint64_t start, uint64_t nbytes,
+		     uint8_t *tail, size_t tail_nbytes, int checksum, uint32_t *crc);
+int64_t kvio_read_all(kvio_call *call, const kvio_op *op, struct iovec *iov, int niov,
+		      uint64_t offset);
+
+#endif

@@ -1,0 +1,231 @@
+/*
+ * Writing blocks: each operation of a batch goes through publish.c's steps.
+ *
+ * A durable batch shares what can be shared: writeback of every block is
+ * started before the first fdatasync waits, and a directory that received
+ * several names is synced once.  A block whose write or fdatasync failed with
+ * EIO is written anew, once, from the bytes still held, to a fresh inode.
+ */
+#include "transfer.h"
+
+static int failed(kvio_op *op, int site, int r)
+{
+	op->site = site;
+	return r;
+}
+
+static int live(const kvio_op *op)
+{
+	return !op->status && !op->existed;
+}
+
+static void give_up(kvio_call *call, kvio_op *op, int r)
+{
+	kvio_temp_drop(call, op);
+	op->status = r;
+}
+
+static int sync_bytes(kvio_call *call, kvio_op *op)
+{
+	int r = sys_fdatasync(call->fault, op->fd);
+
+	return r < 0 ? failed(op, KVIO_SITE_FDATASYNC, r) : 0;
+}
+
+/* Bytes on a fresh inode: no name yet, not yet synced. */
+static int put_bytes(kvio_call *call, kvio_op *op)
+{
+	int r = kvio_temp_open(call, op);
+
+	if (r < 0)
+		return r;
+	op->crc = 0;
+	r = kvio_stream_write(call, op, 0, op->nbytes, 1, &op->crc);
+	if (r < 0) {
+		kvio_temp_drop(call, op);
+		return failed(op, KVIO_SITE_WRITE, r);
+	}
+	return 0;
+}
+
+static int put_bytes_twice(kvio_call *call, kvio_op *op)
+{
+	int r = put_bytes(call, op);
+
+	return r == -EIO ? put_bytes(call, op) : r;
+}
+
+/* Nothing to do when the key is taken and its block may stay. */
+static int settle_existing(kvio_call *call, kvio_op *op)
+{
+	int r;
+
+	op->fd = -1;
+	op->temp[0] = 0;
+	op->existed = 0;
+	op->mode_taken = op->mode;
+	if (kvio_cancelled(call))
+		return -ECANCELED;
+	if (call->if_exists == KVIO_REPLACE)
+		return 0;
+	r = kvio_standing_kept(call, op);
+	if (r < 0)
+		return r;
+	return op->existed && call->if_exists == KVIO_ERROR ? -EEXIST : 0;
+}
+
+static void prepare(kvio_call *call, kvio_op *op)
+{
+	int r = settle_existing(call, op);
+
+	if (!r && !op->existed)
+		r = put_bytes_twice(call, op);
+	if (r < 0)
+		give_up(call, op, r);
+	else if (call->flags & KVIO_DURABLE && live(op))
+		sys_start_writeback(call->fault, op->fd);
+}
+
+static void sync_one(kvio_call *call, kvio_op *op)
+{
+	int r = sync_bytes(call, op);
+
+	if (r == -EIO) {
+		kvio_temp_drop(call, op);
+		r = put_bytes(call, op);
+		if (!r)
+			r = sync_bytes(call, op);
+	}
+	if (r < 0)
+		give_up(call, op, r);
+}
+
+static void publish_one(kvio_call *call, kvio_op *op)
+{
+	int r = kvio_cancelled(call) ? -ECANCELED : kvio_temp_publish(call, op);
+
+	if (r == -EOPNOTSUPP && call->publish == KVIO_PUBLISH_NAMED && !op->temp[0]) {
+		kvio_temp_drop(call, op);
+		r = put_bytes(call, op);
+		if (!r && call->flags & KVIO_DURABLE)
+			r = sync_bytes(call, op);
+		if (!r)
+			r = kvio_temp_publish(call, op);
+	}
+	if (r < 0)
+		give_up(call, op, r);
+}
+
+/* The earlier operation that has synced (or failed to sync) this one's directory. */
+static size_t synced_by(const kvio_op *ops, size_t i)
+{
+	for (size_t j = 0; j < i; j++)
+		if (ops[j].dirfd == ops[i].dirfd &&
+		    (!ops[j].status || ops[j].site == KVIO_SITE_FSYNC_DIR))
+			return j;
+	return i;
+}
+
+/* One fsync for all blocks of a batch that lie in one directory. */
+static void sync_dirs(kvio_call *call, kvio_op *ops, size_t nops)
+{
+	for (size_t i = 0; i < nops; i++) {
+		size_t j = synced_by(ops, i);
+
+		if (ops[i].status)
+			continue;
+		if (j == i) {
+			ops[i].status = kvio_sync_dir(call, &ops[i]);
+		} else {
+			ops[i].status = ops[j].status;
+			ops[i].site = ops[j].site;
+		}
+	}
+}
+
+/* A close that fails tells of bytes that never arrived: the new name goes again. */
+static void close_one(kvio_call *call, kvio_op *op)
+{
+	int r;
+
+	if (op->fd < 0)
+		return;
+	r = sys_close(call->fault, op->fd);
+	op->fd = -1;
+	if (r < 0 && !op->status) {
+		sys_unlinkat(call->fault, op->dirfd, op->name);
+		op->status = failed(op, KVIO_SITE_CLOSE, r);
+	}
+}
+
+static void finish(kvio_call *call, kvio_op *ops, size_t nops)
+{
+	size_t i;
+
+	if (call->flags & KVIO_DURABLE)
+		for (i = 0; i < nops; i++)
+			if (live(&ops[i]))
+				sync_one(call, &ops[i]);
+	for (i = 0; i < nops; i++)
+		if (live(&ops[i]))
+			publish_one(call, &ops[i]);
+	if (call->flags & KVIO_DURABLE)
+		sync_dirs(call, ops, nops);
+	for (i = 0; i < nops; i++)
+		close_one(call, &ops[i]);
+}
+
+int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops)
+{
+	size_t window = call->flags & KVIO_DURABLE ? nops : 1;
+	int good = 0;
+
+	for (size_t at = 0; at < nops; at += window) {
+		for (size_t i = at; i < at + window; i++)
+			prepare(call, &ops[i]);
+		finish(call, ops + at, window);
+	}
+	for (size_t i = 0; i < nops; i++)
+		good += !ops[i].status;
+	return good;
+}
+
+/* 0 to go on with ranges; 1 when the standing block was kept and nothing is to do. */
+int kvio_write_begin(kvio_call *call, kvio_op *op)
+{
+	int r = settle_existing(call, op);
+
+	if (!r && op->existed)
+		return 1;
+	if (!r)
+		r = kvio_temp_open(call, op);
+	if (r < 0)
+		return op->status = r;
+	/* ext4 lets direct writers of one file run side by side only where the
+	 * blocks are allocated already; a file system without fallocate may do
+	 * as it likes. */
+	r = sys_fallocate(call->fault, op->fd, op->nbytes);
+	if (r < 0 && r != -EOPNOTSUPP && r != -ENOSYS) {
+		op->site = KVIO_SITE_FALLOCATE;
+		give_up(call, op, r);
+		return r;
+	}
+	return 0;
+}
+
+int kvio_write_range(kvio_call *call, const kvio_op *op, uint64_t start, uint64_t nbytes,
+		     uint32_t *crc)
+{
+	return kvio_stream_write(call, op, start, nbytes, start + nbytes == op->nbytes, crc);
+}
+
+int kvio_write_end(kvio_call *call, kvio_op *op)
+{
+	finish(call, op, 1);
+	return op->status;
+}
+
+void kvio_write_abort(kvio_call *call, kvio_op *op)
+{
+	kvio_temp_drop(call, op);
+}
