@@ -1,0 +1,140 @@
+"""The one interface between a store and what keeps its bytes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+
+from kvio.types import (
+    BlockResult,
+    BlockStat,
+    Cancellation,
+    Capabilities,
+    IfExists,
+    Parts,
+    ReadItem,
+    Receipt,
+    WriteItem,
+)
+
+if TYPE_CHECKING:
+    from kvio.url import StoreURL
+
+#: Runs blocking tasks side by side on a store's I/O threads and the caller's own, returns their
+#: results in order, and raises the first error after all have ended.
+RunAll: TypeAlias = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+
+
+class Backend(ABC):
+    """Keeps blocks of bytes under keys.
+
+    Every method blocks, may be called from any thread, and gets keys and buffers that the store
+    has checked: keys are valid, parts are flat, contiguous and, for reads, writable.
+
+    Atomicity: no reader in any process ever sees part of a block under its key, whatever dies
+    when. A write that fails or is killed leaves no key, and nothing that a later `sweep` would
+    not find. *cancel*, where given, may be requested at any time: a write that has not been
+    published by then is not.
+    """
+
+    #: The registered name, for messages.
+    name: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def from_url(cls, url: StoreURL) -> Self:
+        """Open the medium that a URL names.
+
+        Raises:
+            ConfigError: an option is unknown or wrong, or the medium is unfit, with a reason.
+            UnsupportedError: the medium cannot give the durability or mode asked for.
+        """
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What is promised here, after every fallback."""
+
+    @abstractmethod
+    def write_block(
+        self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
+    ) -> Receipt:
+        """Store the parts, joined, under a key.
+
+        ``keep`` keeps an intact block of the same length and replaces anything else.
+
+        Raises:
+            BlockExistsError: the key is taken and *if_exists* is ``"error"``.
+            StorageError: the medium failed; nothing is visible.
+        """
+
+    @abstractmethod
+    def read_block_into(
+        self,
+        key: str,
+        parts: Parts,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        cancel: Cancellation | None = None,
+    ) -> int:
+        """Fill the parts from a block and return the count.
+
+        With *nbytes* None the block from *offset* to its end must fit. Else at most *nbytes*
+        bytes from *offset* are read, fewer where the block ends before.
+
+        Raises:
+            BlockNotFoundError: there is no block.
+            BlockSizeError: it does not fit, or *offset* lies beyond its end.
+            CorruptBlockError: the stored bytes are not those written.
+        """
+
+    @abstractmethod
+    def stat_block(self, key: str) -> BlockStat:
+        """Describe a block without reading its payload; raises as `read_block_into` does."""
+
+    @abstractmethod
+    def delete_block(self, key: str) -> bool:
+        """Remove a block; False if there was none."""
+
+    @abstractmethod
+    def list_keys(self, prefix: str = "") -> Iterator[str]:
+        """Yield the keys that start with *prefix*, in no promised order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the backend holds; called once, with no call under way."""
+
+    def write_blocks(
+        self, items: Sequence[WriteItem], *, if_exists: IfExists, cancel: Cancellation | None = None
+    ) -> list[BlockResult] | None:
+        """Write a batch and return a result each, in order; None: the store fans it out."""
+        return None
+
+    def read_blocks_into(
+        self, items: Sequence[ReadItem], *, cancel: Cancellation | None = None
+    ) -> list[BlockResult] | None:
+        """Read a batch and return a result each, in order; None: the store fans it out."""
+        return None
+
+    def count_leading(self, keys: Sequence[str]) -> int:
+        """Count how many keys from the front have an intact trailer."""
+        for count, key in enumerate(keys):
+            if not self.verify_block(key, payload=False).ok:
+                return count
+        return len(keys)
+
+    @abstractmethod
+    def verify_block(self, key: str, *, payload: bool = True) -> BlockResult:
+        """Check a stored block, its payload too if asked, without returning any of it."""
+
+    def use_threads(self, run_all: RunAll) -> None:
+        """Learn how to run tasks side by side; a backend that never does ignores it."""
+
+    def after_fork(self) -> None:
+        """Make ready for use in a child process: renew locks and descriptors."""
+
+    def sweep(self, *, older_than_s: float) -> list[str]:
+        """Remove temporaries that dead writers left and name them; none on most media."""
+        return []

@@ -1,0 +1,141 @@
+"""The store's verbs for asyncio: the same promises, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import islice
+from types import TracebackType
+from typing import Self
+
+from kvio.buffers import Data
+from kvio.store import Store
+from kvio.types import BlockResult, BlockStat, Capabilities, IfExists, Receipt, StoreStats
+
+_LIST_CHUNK = 256
+
+
+class AsyncStore:
+    """A store whose calls are awaited; the event loop never waits for storage.
+
+    Every method is that of `Store` with the same name. Cancelling a task gives its write or read
+    up: a write that is not published by then never is. Leaving ``async with`` closes the store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def write_block(
+        self, key: str, data: Data, *, if_exists: IfExists = "keep", timeout: float | None = None
+    ) -> Receipt:
+        """Store *data* under a key; it must not change until this returns."""
+        future = await asyncio.to_thread(
+            self._store.submit_write, key, data, if_exists=if_exists, timeout=timeout
+        )
+        return await asyncio.wrap_future(future)
+
+    async def read_block_into(
+        self,
+        key: str,
+        out: Data,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Read a block, or a range of it, into the caller's buffers."""
+        future = await asyncio.to_thread(
+            self._store.submit_read_into, key, out, offset=offset, nbytes=nbytes, timeout=timeout
+        )
+        return await asyncio.wrap_future(future)
+
+    async def read_block(
+        self, key: str, *, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
+    ) -> memoryview:
+        """Read a block, or a range of it, into fresh page-aligned memory."""
+        return await asyncio.to_thread(
+            self._store.read_block, key, offset=offset, nbytes=nbytes, timeout=timeout
+        )
+
+    async def write_blocks(
+        self,
+        items: Iterable[tuple[str, Data]],
+        *,
+        if_exists: IfExists = "keep",
+        timeout: float | None = None,
+    ) -> list[BlockResult]:
+        """Write (key, data) pairs; a result each, in order."""
+        return await asyncio.to_thread(
+            self._store.write_blocks, items, if_exists=if_exists, timeout=timeout
+        )
+
+    async def read_blocks_into(
+        self, items: Iterable[tuple[str, Data]], *, timeout: float | None = None
+    ) -> list[BlockResult]:
+        """Read whole blocks into (key, out) pairs; a result each, in order."""
+        return await asyncio.to_thread(self._store.read_blocks_into, items, timeout=timeout)
+
+    async def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
+        """Describe a block by its trailer."""
+        return await asyncio.to_thread(self._store.stat_block, key, timeout=timeout)
+
+    async def contains(self, key: str, *, timeout: float | None = None) -> bool:
+        """Tell whether a block stands under a key and its trailer is intact."""
+        return await asyncio.to_thread(self._store.contains, key, timeout=timeout)
+
+    async def count_leading(self, keys: Iterable[str], *, timeout: float | None = None) -> int:
+        """Count how many keys from the front are present."""
+        return await asyncio.to_thread(self._store.count_leading, keys, timeout=timeout)
+
+    async def verify_block(self, key: str, *, timeout: float | None = None) -> BlockResult:
+        """Check a stored block to its last byte."""
+        return await asyncio.to_thread(self._store.verify_block, key, timeout=timeout)
+
+    async def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
+        """Remove a block; False if there was none."""
+        return await asyncio.to_thread(self._store.delete_block, key, timeout=timeout)
+
+    async def delete_blocks(
+        self, keys: Iterable[str], *, timeout: float | None = None
+    ) -> list[BlockResult]:
+        """Remove blocks; a result each."""
+        return await asyncio.to_thread(self._store.delete_blocks, keys, timeout=timeout)
+
+    async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
+        """Yield the keys that start with *prefix*, in no promised order."""
+        keys = self._store.list_keys(prefix)
+        while chunk := await asyncio.to_thread(_take, keys):
+            for key in chunk:
+                yield key
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until everything submitted has ended."""
+        await asyncio.to_thread(self._store.flush, timeout=timeout)
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Finish what was submitted, then close the store."""
+        await asyncio.to_thread(self._store.close, timeout=timeout)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the store promises."""
+        return self._store.capabilities
+
+    def stats(self) -> StoreStats:
+        """Count what happened since the store was opened."""
+        return self._store.stats()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _take(keys: Iterator[str]) -> list[str]:
+    return list(islice(keys, _LIST_CHUNK))

@@ -1,0 +1,1 @@
+"""Backends: what keeps the bytes. Loaded by name through the ``kvio.backends`` entry points."""

@@ -1,0 +1,146 @@
+"""Blocks in this process's memory: the reference for every other backend, and a test double."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from kvio._native import crc32c
+from kvio.abc import Backend
+from kvio.buffers import scatter
+from kvio.errors import (
+    BlockExistsError,
+    BlockNotFoundError,
+    BlockSizeError,
+    ConfigError,
+    UnsupportedError,
+)
+from kvio.types import (
+    BlockResult,
+    BlockStat,
+    BlockStatus,
+    Cancellation,
+    Capabilities,
+    Durability,
+    IfExists,
+    IOMode,
+    Layout,
+    Level,
+    Parts,
+    Receipt,
+    Verify,
+)
+from kvio.url import StoreURL, typed_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOptions:
+    """The options every backend has; ``layout`` and ``verify`` change nothing here."""
+
+    durability: Durability = "visible"
+    layout: Layout = "block"
+    verify: Verify = "full"
+    checksum: Literal["crc32c", "none"] = "crc32c"
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    data: bytes
+    checksum: int | None
+    mtime_ns: int
+
+
+class MemoryBackend(Backend):
+    """A dictionary of blocks, gone with the process."""
+
+    name = "memory"
+
+    def __init__(self, options: MemoryOptions) -> None:
+        if options.durability == "durable":
+            raise UnsupportedError("durability='durable' in memory: nothing survives the process")
+        self._checksum = options.checksum == "crc32c"
+        self._blocks: dict[str, _Block] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_url(cls, url: StoreURL) -> Self:
+        if url.host or url.path.strip("/"):
+            raise ConfigError("a memory store has no path: write memory://")
+        return cls(typed_options(MemoryOptions, url.options))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            atomic_write=True, exclusive_create=True, checksum=self._checksum, medium="memory"
+        )
+
+    def write_block(
+        self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
+    ) -> Receipt:
+        data = b"".join(parts)
+        block = _Block(data, crc32c(data) if self._checksum else None, time.time_ns())
+        with self._lock:
+            standing = self._blocks.get(key)
+            if standing is not None and if_exists == "error":
+                raise BlockExistsError(f"block {key!r} exists", key=key)
+            keep = standing is not None and if_exists == "keep" and len(standing.data) == len(data)
+            if standing is None or not keep:
+                self._blocks[key] = standing = block
+        reason = "an intact block of this length stood there" if keep else "a copy in memory"
+        checksum = standing.checksum
+        return Receipt(key, len(data), checksum, Level.VISIBLE, IOMode.MEMORY, reason, keep)
+
+    def read_block_into(
+        self,
+        key: str,
+        parts: Parts,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        cancel: Cancellation | None = None,
+    ) -> int:
+        data = memoryview(self._get(key).data)
+        if offset > len(data):
+            raise BlockSizeError(f"offset {offset} lies beyond block {key!r}", key=key)
+        room = sum(map(len, parts))
+        rest = data[offset:]
+        if nbytes is None and not offset and len(rest) > room:
+            raise BlockSizeError(f"block {key!r} has {len(rest)} bytes, the buffer {room}", key=key)
+        rest = rest[: min(room, len(rest) if nbytes is None else nbytes)]
+        scatter(rest, parts)
+        return len(rest)
+
+    def stat_block(self, key: str) -> BlockStat:
+        block = self._get(key)
+        return BlockStat(key, len(block.data), block.checksum, len(block.data), block.mtime_ns)
+
+    def verify_block(self, key: str, *, payload: bool = True) -> BlockResult:
+        try:
+            return BlockResult(key, BlockStatus.OK, len(self._get(key).data))
+        except BlockNotFoundError as exc:
+            return BlockResult(key, BlockStatus.MISSING, 0, exc)
+
+    def delete_block(self, key: str) -> bool:
+        with self._lock:
+            return self._blocks.pop(key, None) is not None
+
+    def list_keys(self, prefix: str = "") -> Iterator[str]:
+        with self._lock:
+            keys = [key for key in self._blocks if key.startswith(prefix)]
+        return iter(keys)
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        self._blocks.clear()
+
+    def _get(self, key: str) -> _Block:
+        with self._lock:
+            block = self._blocks.get(key)
+        if block is None:
+            raise BlockNotFoundError(f"no block {key!r}", key=key)
+        return block

@@ -1,0 +1,288 @@
+"""The POSIX backend: one root directory, one policy, everything else in the engine."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, Self
+
+from kvio._native import lib
+from kvio.abc import Backend, RunAll
+from kvio.backends.posix import large, outcome
+from kvio.backends.posix.engine import Engine
+from kvio.backends.posix.layout import Directories, key_of, make_fan_out, walk_files
+from kvio.backends.posix.medium import Medium, examine
+from kvio.backends.posix.options import PosixOptions, options_from_url
+from kvio.backends.posix.root import CALIBRATION_NAME, is_leftover, open_root, temp_prefix
+from kvio.buffers import BouncePool, total_bytes
+from kvio.errors import BlockNotFoundError, UnsupportedError, storage_error
+from kvio.policies import Always, Policy, load_calibration
+from kvio.policies import Hybrid as HybridPolicy
+from kvio.types import (
+    BlockResult,
+    BlockStat,
+    BlockStatus,
+    Cancellation,
+    Capabilities,
+    IfExists,
+    IOMode,
+    Parts,
+    ReadItem,
+    Receipt,
+    WriteItem,
+)
+from kvio.url import StoreURL
+
+_FORMS = (
+    "O_TMPFILE, linkat by AT_EMPTY_PATH",
+    "O_TMPFILE, linkat by /proc/self/fd",
+    "named temporary, rename",
+)
+_STAT_GROUP = 256
+_KEPT_BOUNCE_BUFFERS = 64
+
+
+class PosixBackend(Backend):
+    """Blocks as files below one root directory; subclasses differ in policy alone."""
+
+    needs_direct_io: ClassVar[bool] = False
+
+    def __init__(self, options: PosixOptions) -> None:
+        self.options = options
+        self._open()
+
+    @classmethod
+    def from_url(cls, url: StoreURL) -> Self:
+        return cls(options_from_url(url))
+
+    def choose_policy(self, medium: Medium) -> Policy:
+        """Give the policy that this registered name stands for."""
+        return Always(IOMode.BUFFERED)
+
+    def _open(self) -> None:
+        options = self.options
+        self._rootfd = open_root(options.root, create=options.create, shared=options.shared_root)
+        try:
+            self._engine = self._make_engine()
+        except BaseException:
+            os.close(self._rootfd)
+            raise
+
+    def _make_engine(self) -> Engine:
+        options = self.options
+        prefix = temp_prefix()
+        try:
+            medium = examine(self._rootfd, prefix + "0" * 32)
+        except OSError as exc:
+            raise storage_error(exc.errno or errno.EIO, f"probe root {options.root!r}") from exc
+        self._refuse_what_cannot_be(medium)
+        spare = 4 * medium.offset_align
+        durable = options.durability == "durable"
+        directories = Directories(self._rootfd, durable=durable)
+        if durable and options.layout == "block":
+            make_fan_out(directories)
+        return Engine(
+            name=self.name,
+            options=options,
+            medium=medium,
+            policy=self.choose_policy(medium),
+            directories=directories,
+            bounce=BouncePool(options.segment_bytes + spare, limit=_KEPT_BOUNCE_BUFFERS),
+            publish=self._first_publish_form(medium),
+            temp_prefix=prefix.encode(),
+        )
+
+    def _refuse_what_cannot_be(self, medium: Medium) -> None:
+        options = self.options
+        doubt = medium.not_durable_because
+        if options.durability == "durable" and doubt and not options.trust_fsync:
+            hint = "" if medium.name in ("tmpfs", "ramfs") else "; trust_fsync=true overrides"
+            raise UnsupportedError(f"durability='durable' on {options.root!r}: {doubt}{hint}")
+        if self.needs_direct_io and not medium.direct_io:
+            raise UnsupportedError(f"{self.name} on {options.root!r}: {medium.notes[0]}")
+        if options.publish == "tmpfile" and not medium.tmpfile:
+            raise UnsupportedError(f"publish='tmpfile' on {options.root!r}: no usable O_TMPFILE")
+
+    def _first_publish_form(self, medium: Medium) -> int:
+        if self.options.publish == "rename" or not medium.tmpfile:
+            return int(lib.KVIO_PUBLISH_NAMED)
+        if medium.probe["link_empty_path"] == 0:
+            return int(lib.KVIO_PUBLISH_EMPTY_PATH)
+        return int(lib.KVIO_PUBLISH_PROC)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        engine, medium = self._engine, self._engine.medium
+        notes = list(medium.notes)
+        if medium.not_durable_because:
+            notes.append(f"durability='durable' is refused: {medium.not_durable_because}")
+        where = f"{medium.name} ({medium.mount_options})" if medium.mount_options else medium.name
+        return Capabilities(
+            atomic_write=True,
+            exclusive_create=True,
+            durable_write=medium.not_durable_because is None or self.options.trust_fsync,
+            checksum=self.options.layout == "block" and engine.checksum,
+            native_batch=True,
+            shared=True,
+            direct_io=medium.direct_io,
+            memory_alignment=medium.memory_align if medium.direct_io else 1,
+            publish=_FORMS[engine.publish],
+            medium=where,
+            notes=tuple(notes),
+        )
+
+    def write_block(
+        self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
+    ) -> Receipt:
+        item = WriteItem(key, parts, total_bytes(parts))
+        result = large.write(self._engine, item, if_exists, cancel)
+        if result is None:
+            result = self._engine.write([item], if_exists, cancel, 1)[0]
+        if result.error is not None:
+            raise result.error
+        assert result.receipt is not None
+        return result.receipt
+
+    def read_block_into(
+        self,
+        key: str,
+        parts: Parts,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        cancel: Cancellation | None = None,
+    ) -> int:
+        item = ReadItem(key, parts, total_bytes(parts))
+        if offset or nbytes is not None:
+            return self._read_range(item, offset, nbytes, cancel)
+        result = large.read(self._engine, item, cancel)
+        if result is None:
+            result = self._engine.read([item], cancel, 1)[0]
+        if result.error is not None:
+            raise result.error
+        return result.nbytes
+
+    def _read_range(
+        self, item: ReadItem, offset: int, nbytes: int | None, cancel: Cancellation | None
+    ) -> int:
+        room = item.nbytes if nbytes is None else min(nbytes, item.nbytes)
+        ops, error = self._engine.run_one(
+            lib.kvio_read_batch,
+            item.key,
+            parts=item.parts,
+            nbytes=room,
+            offset=offset,
+            decision=self._engine.policy.for_read(room, 1),
+            op_flags=lib.KVIO_OP_RANGE,
+            cancel=cancel,
+        )
+        if error is not None:
+            raise error
+        return int(ops.array[0].done)
+
+    def write_blocks(
+        self, items: Sequence[WriteItem], *, if_exists: IfExists, cancel: Cancellation | None = None
+    ) -> list[BlockResult]:
+        return self._engine.write(items, if_exists, cancel, len(items))
+
+    def read_blocks_into(
+        self, items: Sequence[ReadItem], *, cancel: Cancellation | None = None
+    ) -> list[BlockResult]:
+        return self._engine.read(items, cancel, len(items))
+
+    def stat_block(self, key: str) -> BlockStat:
+        ops, error = self._engine.run_one(lib.kvio_stat_batch, key)
+        if error is not None:
+            raise error
+        op = ops.array[0]
+        has = op.flags & lib.KVIO_OP_HAS_CHECKSUM
+        return BlockStat(key, op.block_nbytes, op.crc if has else None, op.file_nbytes, op.mtime_ns)
+
+    def verify_block(self, key: str, *, payload: bool = True) -> BlockResult:
+        if payload and self.options.layout == "block":
+            ops, error = self._engine.run_one(
+                lib.kvio_read_batch, key, op_flags=lib.KVIO_OP_SCRUB, verify="full"
+            )
+        else:
+            ops, error = self._engine.run_one(lib.kvio_stat_batch, key)
+        if error is not None:
+            return outcome.failure(key, error)
+        return BlockResult(key, BlockStatus.OK, ops.array[0].block_nbytes)
+
+    def count_leading(self, keys: Sequence[str]) -> int:
+        for at in range(0, len(keys), _STAT_GROUP):
+            group = keys[at : at + _STAT_GROUP]
+            present = self._engine.count_present(group)
+            if present < len(group):
+                return at + present
+        return len(keys)
+
+    def delete_block(self, key: str) -> bool:
+        _, error = self._engine.run_one(lib.kvio_delete_batch, key)
+        if isinstance(error, BlockNotFoundError):
+            return False
+        if error is not None:
+            raise error
+        return True
+
+    def list_keys(self, prefix: str = "") -> Iterator[str]:
+        for directory, name in walk_files(self._rootfd, self.options.layout):
+            key = key_of(self.options.layout, directory, name)
+            if key is not None and key.startswith(prefix):
+                yield key
+
+    def sweep(self, *, older_than_s: float) -> list[str]:
+        now_s = time.time()
+        swept = []
+        for directory, name in walk_files(self._rootfd, self.options.layout):
+            if is_leftover(name, now_s=now_s, older_than_s=older_than_s):
+                path = Path(self.options.root, directory, name)
+                path.unlink(missing_ok=True)
+                swept.append(str(path))
+        return swept
+
+    def use_threads(self, run_all: RunAll) -> None:
+        self._engine.run_all = run_all
+
+    def after_fork(self) -> None:
+        run_all = self._engine.run_all
+        self.close()
+        self._open()
+        self._engine.run_all = run_all
+
+    def close(self) -> None:
+        self._engine.directories.close()
+        os.close(self._rootfd)
+
+
+class PosixTmpfile(PosixBackend):
+    """Always through the page cache."""
+
+    name = "posix-tmpfile"
+
+
+class PosixDirect(PosixBackend):
+    """Always past the page cache; refused where direct I/O has no effect."""
+
+    name = "posix-direct"
+    needs_direct_io = True
+
+    def choose_policy(self, medium: Medium) -> Policy:
+        return Always(IOMode.DIRECT)
+
+
+class Hybrid(PosixBackend):
+    """Whichever is faster, by size, cache state, concurrency and calibration."""
+
+    name = "hybrid"
+
+    def choose_policy(self, medium: Medium) -> Policy:
+        if not medium.direct_io:
+            return Always(IOMode.BUFFERED)
+        path = Path(self.options.root, CALIBRATION_NAME)
+        if self.options.calibration == "none" or not path.exists():
+            return HybridPolicy()
+        return HybridPolicy(load_calibration(path.read_text(encoding="utf-8"), str(path)))

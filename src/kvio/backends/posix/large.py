@@ -1,0 +1,145 @@
+"""One large block by several threads: its segments are copied and transferred side by side.
+
+Worth it where a copy stands between the caller's memory and the medium: bounced direct I/O (copy
+one segment while another is written), and reads from the page cache (several copies at once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kvio import _native
+from kvio._native import lib
+from kvio.backends.posix.engine import IF_EXISTS, Engine, Target
+from kvio.types import BlockResult, Cancellation, IfExists, IOMode, Parts, ReadItem, WriteItem
+
+_MIN_SEGMENTS = 4
+
+
+def write(
+    engine: Engine, item: WriteItem, if_exists: IfExists, cancel: Cancellation | None
+) -> BlockResult | None:
+    """Write one block in segments; None where that would not help."""
+    decision = engine.policy.for_write(item.nbytes, 1)
+    if (
+        decision.mode is not IOMode.DIRECT
+        or item.nbytes < _MIN_SEGMENTS * engine.options.segment_bytes
+        or _is_aligned(engine, item.parts)
+    ):
+        return None
+    target = Target(0, item.key, engine.place(item.key), item.parts, item.nbytes, decision)
+    flags = engine.flags | (lib.KVIO_CHECKSUM if engine.checksum else 0)
+    segments = partial(_write_segments, engine, flags, if_exists, cancel)
+    ops, _, results = engine.run(
+        segments,
+        [target],
+        create=True,
+        flags=flags,
+        if_exists=IF_EXISTS[if_exists],
+        cancel=cancel,
+    )
+    return results[0] or engine.written(target, ops.array[0])
+
+
+def read(engine: Engine, item: ReadItem, cancel: Cancellation | None) -> BlockResult | None:
+    """Read one block in segments; None where that would not help."""
+    if item.nbytes < _MIN_SEGMENTS * engine.options.segment_bytes:
+        return None
+    decision = engine.policy.for_read(item.nbytes, 1)
+    if decision.mode is IOMode.DIRECT and not decision.unless_hot:
+        if _is_aligned(engine, item.parts):
+            return None
+    target = Target(0, item.key, engine.place(item.key), item.parts, item.nbytes, decision)
+    segments = partial(_read_segments, engine, cancel)
+    ops, _, results = engine.run(
+        segments, [target], flags=engine.flags, verify=engine.options.verify, cancel=cancel
+    )
+    return results[0] or engine.was_read(target, ops.array[0])
+
+
+def _write_segments(
+    engine: Engine,
+    flags: int,
+    if_exists: IfExists,
+    cancel: Cancellation | None,
+    call: Any,
+    ops: Any,
+    _count: int,
+) -> int:
+    """Stand in for ``kvio_write_batch`` with one operation."""
+    op = ops + 0  # a pointer, whether an array or an operation was given
+    begun = lib.kvio_write_begin(call, op)
+    if begun:
+        return int(begun == 1)
+    last = _cuts(op.nbytes, engine.options.segment_bytes)[-1]
+    settings = (flags, IF_EXISTS[if_exists], "full", cancel)
+    status = _run_ranges(engine, lib.kvio_write_range, settings, op, last[0])
+    if status == 0:
+        crc = _native.ffi.new("uint32_t *", op.crc)
+        status = lib.kvio_write_range(call, op, *last, crc)
+        op.crc = crc[0]
+    if status < 0:
+        lib.kvio_write_abort(call, op)
+        op.status, op.site = status, lib.KVIO_SITE_WRITE
+        return 0
+    return int(lib.kvio_write_end(call, op) == 0)
+
+
+def _read_segments(
+    engine: Engine, cancel: Cancellation | None, call: Any, ops: Any, _count: int
+) -> int:
+    """Stand in for ``kvio_read_batch`` with one operation."""
+    op = ops + 0
+    if lib.kvio_read_begin(call, op) < 0:
+        return 0
+    stored = op.crc
+    settings = (engine.flags, 0, engine.options.verify, cancel)
+    status = _run_ranges(engine, lib.kvio_read_range, settings, op, op.nbytes)
+    lib.kvio_read_end(call, op)
+    checked = engine.options.verify == "full" and op.flags & lib.KVIO_OP_HAS_CHECKSUM
+    if status == 0 and checked and op.crc != stored:
+        status, op.site = lib.KVIO_CORRUPT, lib.KVIO_BAD_PAYLOAD
+    elif status == lib.KVIO_CORRUPT:
+        op.site = lib.KVIO_BAD_SHORT
+    elif status:
+        op.site = lib.KVIO_SITE_READ
+    op.status = status
+    return int(status == 0)
+
+
+def _run_ranges(
+    engine: Engine, function: Any, settings: tuple[Any, ...], op: Any, nbytes: int
+) -> int:
+    """Transfer [0, nbytes) in segments; joins their checksums into op.crc."""
+    cuts = _cuts(nbytes, engine.options.segment_bytes)
+    tasks: list[Callable[[], tuple[int, int]]] = [
+        partial(_run_range, engine, function, settings, op, start, length) for start, length in cuts
+    ]
+    answers = engine.run_all(tasks)
+    op.crc = _native.crc32c_combine(
+        (crc, length) for (_, crc), (_, length) in zip(answers, cuts, strict=True)
+    )
+    return next((status for status, _ in answers if status < 0), 0)
+
+
+def _run_range(
+    engine: Engine, function: Any, settings: tuple[Any, ...], op: Any, start: int, nbytes: int
+) -> tuple[int, int]:
+    with engine.call(*settings, op.mode_taken == lib.KVIO_MODE_DIRECT) as call:
+        crc = _native.ffi.new("uint32_t *")
+        return function(call, op, start, nbytes, crc), crc[0]
+
+
+def _cuts(nbytes: int, step: int) -> list[tuple[int, int]]:
+    """Cut [0, nbytes) into pieces of *step* bytes as (start, length); at least one piece."""
+    return [(at, min(step, nbytes - at)) for at in range(0, nbytes, step)] or [(0, 0)]
+
+
+def _is_aligned(engine: Engine, parts: Parts) -> bool:
+    memory, offset = engine.medium.memory_align, engine.medium.offset_align
+    addresses = [_native.address_of(part) for part in parts if len(part)]
+    return all(address % memory == 0 for address in addresses) and all(
+        len(part) % offset == 0 for part in parts[:-1]
+    )

@@ -1,0 +1,143 @@
+"""Where a key lives below the root, and the directories of a store, opened once.
+
+``block``: two levels of 16 directories by the first byte of the key's hash; the file name is the
+key with ``/`` written ``~``, which no key contains. ``plain``: the path is the key.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kvio import _native
+from kvio.format import key_hash
+from kvio.types import Layout, is_key
+
+_NO_HASH: Final = bytes(16)
+_LEAVES: Final = tuple(f"{byte >> 4:x}/{byte & 15:x}" for byte in range(256))
+_MAX_OPEN: Final = 288
+
+
+class Place(NamedTuple):
+    """A key's directory below the root, its file name there, and the hash for its trailer."""
+
+    directory: str
+    name: bytes
+    key_hash: bytes
+
+
+def place(layout: Layout, namespace: str, key: str) -> Place:
+    """Find where a valid key lives; different keys never share a place."""
+    if layout == "plain":
+        directory, _, name = key.rpartition("/")
+        return Place(directory, name.encode(), _NO_HASH)
+    digest = key_hash(namespace, key)
+    return Place(_LEAVES[digest[0]], key.replace("/", "~").encode(), digest)
+
+
+class Directories:
+    """Open descriptors of the directories below a root, the first ones used kept open.
+
+    A kept descriptor's number never changes its path: a directory that was removed and made again
+    is put under the same number (dup2), so that no other thread's call is disturbed.
+    """
+
+    def __init__(self, rootfd: int, *, durable: bool) -> None:
+        self.rootfd = rootfd
+        self._durable = durable
+        self._open: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def get(self, directory: str, *, create: bool, leased: list[int]) -> int:
+        """Give a descriptor, making the directory (0700) if asked.
+
+        One that is not kept is added to *leased*: the caller closes it after its call.
+
+        Raises:
+            OSError: ENOENT where it is missing and *create* is False, or any other failure.
+        """
+        fd = self._open.get(directory)
+        if fd is not None:
+            return fd
+        fd = self._open_anew(directory, create=create)
+        with self._lock:
+            if directory not in self._open and len(self._open) < _MAX_OPEN:
+                self._open[directory] = fd
+            else:
+                leased.append(fd)
+        return fd
+
+    def refresh(self, directory: str, *, create: bool) -> None:
+        """Look a directory up again by its path, because the one that was open is removed.
+
+        Raises:
+            OSError: as `get` does.
+        """
+        with self._lock:
+            old = self._open.get(directory)
+            if old is None:
+                return
+            fd = self._open_anew(directory, create=create)
+            os.dup2(fd, old, inheritable=False)
+            os.close(fd)
+
+    def close(self) -> None:
+        """Close every descriptor; no call may be under way."""
+        with self._lock:
+            for fd in self._open.values():
+                os.close(fd)
+            self._open.clear()
+
+    def _open_anew(self, directory: str, *, create: bool) -> int:
+        return _native.open_dir(
+            self.rootfd, directory, create=create, durable=create and self._durable
+        )
+
+
+def make_fan_out(directories: Directories) -> None:
+    """Make all directories of ``layout=block``, so that no later write has to sync a parent."""
+    for leaf in _LEAVES:
+        directories.get(leaf, create=True, leased=[])
+
+
+def walk_files(rootfd: int, layout: Layout) -> Iterator[tuple[str, str]]:
+    """Yield (directory, file name) of everything that lies where blocks or temporaries may."""
+    if layout == "plain":
+        yield from _walk(rootfd, "")
+        return
+    for leaf in _LEAVES:
+        for name, is_dir in _scan(rootfd, leaf):
+            if not is_dir:
+                yield leaf, name
+
+
+def key_of(layout: Layout, directory: str, name: str) -> str | None:
+    """Turn a place back into its key; None for what is no block's name."""
+    if layout == "plain":
+        key = f"{directory}/{name}" if directory else name
+    else:
+        key = name.replace("~", "/")
+    return key if is_key(key) and ("~" not in name or layout == "block") else None
+
+
+def _walk(rootfd: int, directory: str) -> Iterator[tuple[str, str]]:
+    for name, is_dir in _scan(rootfd, directory):
+        if is_dir and not name.startswith("."):
+            yield from _walk(rootfd, f"{directory}/{name}" if directory else name)
+        elif not is_dir:
+            yield directory, name
+
+
+def _scan(rootfd: int, directory: str) -> Iterator[tuple[str, bool]]:
+    try:
+        fd = _native.open_dir(rootfd, directory, create=False, durable=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                yield entry.name, entry.is_dir(follow_symlinks=False)
+    finally:
+        os.close(fd)

@@ -1,0 +1,79 @@
+"""The options of the POSIX backends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvio.errors import ConfigError
+from kvio.types import Durability, KiB, Layout, MiB, Verify
+from kvio.url import StoreURL, typed_options
+
+_STEP = 64 * KiB  # the largest alignment kvio knows; every chunk is a multiple of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PosixOptions:
+    """What can be chosen when a POSIX store is opened.
+
+    Attributes:
+        root: the directory that holds the store.
+        durability: the level every write reaches: ``visible`` or ``durable``.
+        layout: ``block`` (hashed directories, trailer) or ``plain`` (path = key, bytes exact).
+        verify: what a read checks: ``full`` (checksum), ``length`` (trailer only), ``off``.
+        checksum: what a write computes: ``crc32c`` or ``none``.
+        publish: ``tmpfile`` (O_TMPFILE and linkat), ``rename`` (a named temporary), or ``auto``.
+        chunk_bytes: at most this much in one system call.
+        segment_bytes: a large block under direct I/O is copied and transferred in segments of
+            this size by several threads.
+        namespace: goes into every trailer; blocks of another namespace are refused.
+        create: make the root (its parent must exist) if it is missing.
+        shared_root: accept a root that others may write to, or that is not ours.
+        trust_fsync: promise ``durable`` on a medium whose fsync cannot be judged (FUSE, NFS).
+        calibration: ``auto`` uses what ``kvio tune`` left in the root, ``none`` does not.
+    """
+
+    root: str
+    durability: Durability = "visible"
+    layout: Layout = "block"
+    verify: Verify = "full"
+    checksum: Literal["crc32c", "none"] = "crc32c"
+    publish: Literal["auto", "tmpfile", "rename"] = "auto"
+    chunk_bytes: int = 4 * MiB
+    segment_bytes: int = MiB
+    namespace: str = ""
+    create: bool = False
+    shared_root: bool = False
+    trust_fsync: bool = False
+    calibration: Literal["auto", "none"] = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_bytes", "segment_bytes"):
+            value = getattr(self, name)
+            if value < _STEP or value % _STEP or value > 0x7FFF0000:
+                raise ConfigError(f"option {name!r} must be a multiple of 64 KiB below 2 GiB")
+        if "\0" in self.namespace:
+            raise ConfigError("option 'namespace' must not contain a zero byte")
+        if not self.root.startswith("/") or "\0" in self.root:
+            raise ConfigError(f"option 'root' must be an absolute path, not {self.root!r:.80}")
+
+
+def options_from_url(url: StoreURL) -> PosixOptions:
+    """Read options from ``scheme:///path?option=value``; the path is the root.
+
+    Raises:
+        ConfigError: an option or the path is wrong.
+    """
+    if url.host:
+        raise ConfigError(
+            f"{url.scheme}://{url.host}{url.path}: a file system URL has three slashes, "
+            f"{url.scheme}:///absolute/path"
+        )
+    options = dict(url.options)
+    if url.path:
+        if "root" in options:
+            raise ConfigError("the root is given twice, as path and as option")
+        options["root"] = url.path
+    if "root" not in options:
+        raise ConfigError(f"{url.scheme} needs a root: {url.scheme}:///absolute/path or root=")
+    return typed_options(PosixOptions, options)

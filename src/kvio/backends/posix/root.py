@@ -1,0 +1,106 @@
+"""The root directory of a store: opened with care, never followed through a surprise."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from pathlib import Path
+
+from kvio.errors import AccessDeniedError, ConfigError, storage_error
+
+#: Temporaries start with a dot, which no key does.
+TEMP_MARK = ".kvio-tmp-"
+CALIBRATION_NAME = ".kvio-calibration.json"
+
+
+def open_root(path: str, *, create: bool, shared: bool) -> int:
+    """Open the root and return its descriptor.
+
+    Raises:
+        ConfigError: it is missing, not a directory, or open to others and *shared* is False.
+        AccessDeniedError: this user may not write there.
+    """
+    if create:
+        _make(path)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise ConfigError(f"root {path!r} does not exist; make it, or pass create=true") from None
+    except NotADirectoryError:
+        raise ConfigError(f"root {path!r} is not a directory") from None
+    except OSError as exc:
+        raise storage_error(exc.errno or errno.EIO, f"open root {path!r}") from exc
+    try:
+        _check(fd, path, shared=shared)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _make(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise ConfigError(f"the parent of root {path!r} does not exist") from None
+    except OSError as exc:
+        raise storage_error(exc.errno or errno.EIO, f"make root {path!r}") from exc
+
+
+def _check(fd: int, path: str, *, shared: bool) -> None:
+    info = os.fstat(fd)
+    if not shared and info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"root {path!r} is writable by group or others (mode {info.st_mode & 0o7777:04o}); "
+            "chmod go-w it, or pass shared_root=true"
+        )
+    if not shared and info.st_uid != os.geteuid():
+        raise ConfigError(f"root {path!r} belongs to uid {info.st_uid}; pass shared_root=true")
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        raise AccessDeniedError(f"root {path!r} is not writable by this user", errno=errno.EACCES)
+
+
+def host_tag() -> str:
+    """Give eight characters that differ between machines and between boots of one."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return "00000000"
+    return boot[:8]
+
+
+def temp_prefix() -> str:
+    """Begin the names of this process's temporaries: host and boot, process, time."""
+    return f"{TEMP_MARK}{host_tag()}-{os.getpid()}-{int(time.time())}-"
+
+
+def is_leftover(name: str, *, now_s: float, older_than_s: float) -> bool:
+    """Tell whether a temporary's writer is dead: gone from this host, or long out of time.
+
+    A writer on another host (or before a reboot) cannot be asked, so only age counts there.
+    """
+    fields = name.removeprefix(TEMP_MARK).split("-")
+    if not name.startswith(TEMP_MARK) or len(fields) != 4:
+        return False
+    try:
+        pid, written_s = int(fields[1]), int(fields[2])
+    except ValueError:
+        return False
+    if fields[0] == host_tag() and not _alive(pid):
+        return True
+    return now_s - written_s > older_than_s and not (fields[0] == host_tag() and pid == os.getpid())
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

@@ -1,0 +1,105 @@
+"""Callers' memory as flat views, and aligned memory of our own.
+
+Anything with the buffer protocol is taken as it is: ``bytes``, ``bytearray``, ``memoryview``,
+``mmap``, numpy arrays. What lacks it but speaks DLPack on the CPU (torch tensors of any dtype,
+bfloat16 included) is taken by address. Nothing is ever copied to make it fit.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any, Final, TypeAlias
+
+from kvio import _dlpack, _native
+from kvio.errors import BlockSizeError
+
+#: A buffer, a CPU tensor, or a sequence of them: the pieces of one block, in order.
+Data: TypeAlias = Any
+
+PAGE_BYTES: Final = 4096
+
+
+def as_parts(data: Data, *, writable: bool = False) -> list[memoryview]:
+    """Flatten *data* into one-dimensional byte views over the same memory.
+
+    Raises:
+        TypeError: an item is neither a buffer nor a CPU tensor.
+        BlockSizeError: an item is not C-contiguous, or read-only where bytes would be written.
+    """
+    if isinstance(data, list | tuple):
+        return [_flat(item, writable) for item in data]
+    return [_flat(data, writable)]
+
+
+def total_bytes(parts: Iterable[memoryview]) -> int:
+    """Sum the lengths of flat views."""
+    return sum(map(len, parts))
+
+
+def _flat(item: Any, writable: bool) -> memoryview:  # noqa: FBT001  # private, always by position
+    try:
+        view = memoryview(item)
+    except (TypeError, ValueError, BufferError):
+        view = _tensor_view(item)
+    if not view.c_contiguous:
+        raise BlockSizeError("a buffer is not C-contiguous: pass a contiguous one, or its pieces")
+    if writable and view.readonly:
+        raise BlockSizeError("a buffer to read into is read-only")
+    if view.format == "B" and view.ndim == 1:
+        return view
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
+
+
+def _tensor_view(item: Any) -> memoryview:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(item, numpy.ndarray):
+        # A dtype the buffer protocol has no letter for, such as ml_dtypes.bfloat16.
+        if not item.flags.c_contiguous:
+            raise BlockSizeError("an array is not C-contiguous: pass a contiguous one")
+        return memoryview(item.reshape(-1).view(numpy.uint8))
+    if hasattr(item, "__dlpack__"):
+        return _dlpack.view(item)
+    raise TypeError(f"{type(item).__name__} is neither a buffer nor a DLPack tensor")
+
+
+def scatter(data: memoryview, parts: Iterable[memoryview]) -> None:
+    """Copy *data* into the views one after the other, as far as it goes."""
+    at = 0
+    for part in parts:
+        n = min(len(part), len(data) - at)
+        part[:n] = data[at : at + n]
+        at += n
+
+
+def aligned(nbytes: int, alignment: int = PAGE_BYTES) -> memoryview:
+    """Allocate writable page-aligned memory, not zeroed, freed with its last view.
+
+    Memory from here is read and written by direct I/O without a copy.
+    """
+    return _native.allocate(nbytes, alignment)[:nbytes]
+
+
+class BouncePool:
+    """Aligned buffers for direct I/O from memory that is not; at most *limit* are kept."""
+
+    def __init__(self, nbytes: int, *, limit: int, alignment: int = PAGE_BYTES) -> None:
+        self.nbytes = nbytes
+        self._limit = limit
+        self._alignment = alignment
+        self._free: list[memoryview] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> memoryview:
+        """Give a buffer, a used one if there is one."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        return aligned(self.nbytes, self._alignment)
+
+    def give(self, buffer: memoryview) -> None:
+        """Take a buffer back, or free it when enough are kept."""
+        with self._lock:
+            if len(self._free) < self._limit:
+                self._free.append(buffer)

@@ -1,0 +1,241 @@
+"""How a store's calls run: inline, or on the I/O threads with a deadline.
+
+Without a timeout a call runs where it was made, at no cost but a counter. With one it runs on an
+I/O thread, and whoever comes first decides: the work, which then delivers its result, or the
+deadline, after which nothing is delivered and the caller's memory is not touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import TracebackType
+from typing import Any, TypeVar
+
+from kvio.errors import StorageTimeoutError, StoreClosedError
+from kvio.executor import Executor, Job
+from kvio.types import Cancellation
+
+T = TypeVar("T")
+
+
+class Pending:
+    """One call on the I/O threads, and the race between its work and its deadline."""
+
+    def __init__(self, describe: str, deliver: Callable[[Any], Any] | None) -> None:
+        self.future: Future[Any] = Future()
+        self.cancel = Cancellation()
+        self.job: Job | None = None
+        self._describe = describe
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._over = False
+
+    def _win(self) -> bool:
+        with self._lock:
+            won, self._over = not self._over, True
+            return won
+
+    def finish(self, inner: Future[Any]) -> None:
+        """Hand on what the work returned or raised, unless the deadline was first."""
+        if not self._win():
+            return
+        if inner.cancelled():
+            self.future.cancel()
+            self.future.set_running_or_notify_cancel()
+        elif self.future.set_running_or_notify_cancel():
+            error = inner.exception()
+            if error is not None:
+                self.future.set_exception(error)
+            else:
+                self._hand_over(inner.result())
+
+    def _hand_over(self, result: Any) -> None:
+        try:
+            self.future.set_result(self._deliver(result) if self._deliver else result)
+        except (ValueError, TypeError, BufferError) as exc:  # the caller released its memory
+            self.future.set_exception(exc)
+
+    def expire(self, executor: Executor) -> bool:
+        """Give up, unless the work was first."""
+        if not self._win():
+            return False
+        self.cancel.request()
+        if self.job is not None:
+            executor.abandon(self.job)
+        if self.future.set_running_or_notify_cancel():
+            error = StorageTimeoutError(
+                f"{self._describe} did not end in time", errno=errno.ETIMEDOUT
+            )
+            self.future.set_exception(error)
+        return True
+
+
+class Calls:
+    """Counts the calls of a store that are under way, and runs those with a deadline."""
+
+    def __init__(
+        self, *, threads: int, max_queued_bytes: int, timeout: float | None
+    ) -> None:
+        self.timeout = timeout
+        self.threads = threads
+        self.executor = Executor(threads=threads, max_queued_bytes=max_queued_bytes)
+        self.closed = False
+        self._idle = threading.Condition()
+        self._inside = 0
+        self._deadlines = Deadlines(self.executor)
+
+    def __enter__(self) -> None:
+        with self._idle:
+            if self.closed:
+                raise StoreClosedError("the store is closed")
+            self._inside += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._idle:
+            self._inside -= 1
+            if self.closed:
+                self._idle.notify_all()
+
+    def run(
+        self,
+        work: Callable[[Cancellation | None], T],
+        *,
+        nbytes: int = 0,
+        read: bool = True,
+        timeout: float | None = None,
+        describe: str = "the call",
+    ) -> T:
+        """Run *work* here, or on an I/O thread where there is a timeout.
+
+        Raises:
+            StorageTimeoutError: it did not end in time.
+        """
+        limit = self.timeout if timeout is None else timeout
+        if limit is None:
+            with self:
+                return work(None)
+        pending = self.start(work, nbytes=nbytes, read=read, timeout=limit, describe=describe)
+        return self.wait(pending, time.monotonic() + limit)
+
+    def start(
+        self,
+        work: Callable[[Cancellation | None], Any],
+        *,
+        nbytes: int,
+        read: bool,
+        timeout: float | None,
+        describe: str = "the call",
+        deliver: Callable[[Any], Any] | None = None,
+    ) -> Pending:
+        """Queue *work*; *deliver* turns its result into the future's, if it is in time."""
+        pending = Pending(describe, deliver)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self:
+            job = self.executor.submit(
+                lambda: work(pending.cancel), nbytes=nbytes, read=read, deadline=deadline
+            )
+        pending.job = job
+        job.future.add_done_callback(pending.finish)
+        return pending
+
+    def wait(self, pending: Pending, deadline: float | None) -> Any:
+        """Wait for a pending call, and give it up at the deadline (`time.monotonic`)."""
+        if deadline is not None:
+            try:
+                return pending.future.result(max(0.0, deadline - time.monotonic()))
+            except FutureTimeoutError:
+                if pending.future.done():
+                    raise
+                pending.expire(self.executor)
+        return pending.future.result()
+
+    def submit(
+        self,
+        work: Callable[[Cancellation | None], Any],
+        *,
+        nbytes: int,
+        read: bool,
+        timeout: float | None,
+        describe: str,
+        deliver: Callable[[Any], Any] | None = None,
+    ) -> Future[Any]:
+        """Queue *work* and return its future, which a watchdog ends at the deadline."""
+        limit = self.timeout if timeout is None else timeout
+        pending = self.start(
+            work, nbytes=nbytes, read=read, timeout=limit, describe=describe, deliver=deliver
+        )
+        pending.future.add_done_callback(lambda future: self._cancelled(future, pending))
+        if limit is not None:
+            self._deadlines.watch(pending, time.monotonic() + limit)
+        return pending.future
+
+    def _cancelled(self, future: Future[Any], pending: Pending) -> None:
+        if future.cancelled():
+            pending.expire(self.executor)
+
+    def close(self, timeout: float | None) -> bool:
+        """Refuse new calls and wait for those under way; False if they did not end in time."""
+        with self._idle:
+            self.closed = True
+        ended = self.executor.close(timeout=timeout)
+        with self._idle:
+            ended = self._idle.wait_for(lambda: self._inside == 0, timeout) and ended
+        self._deadlines.close()
+        return ended
+
+
+class Deadlines:
+    """A thread, started when first needed, that expires pending calls when their time has come."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._changed = threading.Condition()
+        self._heap: list[tuple[float, int, Pending]] = []
+        self._order = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def watch(self, pending: Pending, deadline: float) -> None:
+        """Expire *pending* at *deadline* (`time.monotonic`) unless it ends before."""
+        with self._changed:
+            heapq.heappush(self._heap, (deadline, next(self._order), pending))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kvio-clock", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and not self._due():
+                    self._changed.wait(self._next_wait())
+                if self._closed:
+                    return
+                pending = heapq.heappop(self._heap)[2]
+            pending.expire(self._executor)
+
+    def _due(self) -> bool:
+        while self._heap and self._heap[0][2].future.done():
+            heapq.heappop(self._heap)
+        return bool(self._heap) and self._heap[0][0] <= time.monotonic()
+
+    def _next_wait(self) -> float | None:
+        return max(0.0, self._heap[0][0] - time.monotonic()) if self._heap else None

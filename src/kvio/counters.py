@@ -1,0 +1,107 @@
+"""Counting what a store did; one lock, taken once a call or batch."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from kvio.errors import KvioError
+from kvio.types import BlockResult, BlockStatus, Receipt, StoreStats, status_of
+
+_NAMES = {
+    BlockStatus.KEPT: "kept",
+    BlockStatus.MISSING: "missing",
+    BlockStatus.CORRUPT: "corrupt",
+    BlockStatus.TIMEOUT: "timeouts",
+    BlockStatus.FAILED: "failed",
+}
+
+
+class Counters:
+    """Thread-safe counts behind `Store.stats`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._modes: Counter[str] = Counter()
+
+    def wrote(self, receipt: Receipt) -> None:
+        """Count one write that succeeded."""
+        with self._lock:
+            self._wrote(receipt)
+
+    def read(self, nbytes: int) -> None:
+        """Count one read that succeeded."""
+        with self._lock:
+            self._counts["reads"] += 1
+            self._counts["bytes_read"] += nbytes
+
+    def failed(self, error: KvioError, verb: str) -> None:
+        """Count one call that failed; *verb* is ``writes`` or ``reads``."""
+        with self._lock:
+            self._counts[verb] += 1
+            self._counts[_NAMES.get(status_of(error), "failed")] += 1
+
+    def write_ended(self, future: Future[Receipt]) -> None:
+        """Count a submitted write."""
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self.wrote(future.result())
+        elif isinstance(error, KvioError):
+            self.failed(error, "writes")
+
+    def read_ended(self, future: Future[int]) -> None:
+        """Count a submitted read."""
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self.read(future.result())
+        elif isinstance(error, KvioError):
+            self.failed(error, "reads")
+
+    def wrote_batch(self, results: Sequence[BlockResult]) -> None:
+        """Count a batch of writes."""
+        with self._lock:
+            for result in results:
+                if result.receipt is not None:
+                    self._wrote(result.receipt)
+                else:
+                    self._counts["writes"] += 1
+                    self._counts[_NAMES.get(result.status, "failed")] += 1
+
+    def read_batch(self, results: Sequence[BlockResult]) -> None:
+        """Count a batch of reads."""
+        with self._lock:
+            self._counts["reads"] += len(results)
+            for result in results:
+                self._counts["bytes_read"] += result.nbytes
+                if result.status is not BlockStatus.OK and result.status is not BlockStatus.SHORT:
+                    self._counts[_NAMES.get(result.status, "failed")] += 1
+
+    def deleted(self, blocks: int) -> None:
+        """Count deletions."""
+        with self._lock:
+            self._counts["deletes"] += blocks
+
+    def snapshot(self, queued_bytes: int, quarantined_threads: int) -> StoreStats:
+        """Give the counts as they are now."""
+        with self._lock:
+            return StoreStats(
+                **self._counts,
+                modes=dict(self._modes),
+                queued_bytes=queued_bytes,
+                quarantined_threads=quarantined_threads,
+            )
+
+    def _wrote(self, receipt: Receipt) -> None:
+        self._counts["writes"] += 1
+        if receipt.existed:
+            self._counts["kept"] += 1
+        else:
+            self._counts["bytes_written"] += receipt.nbytes
+            self._modes[receipt.mode] += 1

@@ -1,0 +1,237 @@
+"""I/O threads: reads first, bytes bounded, and a stuck thread replaced instead of missed.
+
+A thread in a system call on a dead mount cannot be stopped. A caller whose deadline passes
+`abandon`s its job: the thread that runs it is quarantined, a fresh one takes its place, and if the
+call ever returns, the old thread ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from kvio.errors import StorageTimeoutError, StoreClosedError
+
+#: Every so many jobs a waiting write goes first, so that reads cannot starve writes for ever.
+_WRITE_EVERY: Final = 8
+
+
+class Job:
+    """One piece of work on the queue."""
+
+    __slots__ = ("future", "helpers", "nbytes", "read", "run", "thread")
+
+    def __init__(self, run: Callable[[], Any], *, nbytes: int, read: bool) -> None:
+        self.run = run
+        self.nbytes = nbytes
+        self.read = read
+        self.future: Future[Any] = Future()
+        self.thread: threading.Thread | None = None
+        self.helpers: list[Job] = []
+
+
+class Executor:
+    """A fixed number of threads over two queues.
+
+    Args:
+        threads: how many run at once.
+        max_queued_bytes: `submit` blocks while queued and running jobs hold more than this; one
+            job larger than that is admitted alone.
+    """
+
+    def __init__(self, *, threads: int, max_queued_bytes: int) -> None:
+        self._wanted = threads
+        self._max_bytes = max_queued_bytes
+        self._lock = threading.Lock()
+        self._work_ready = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._reads: deque[Job] = deque()
+        self._writes: deque[Job] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._quarantined: set[threading.Thread] = set()
+        self._running: dict[threading.Thread, Job] = {}
+        self._idle = 0
+        self._turn = 0
+        self._closed = False
+        self.queued_bytes = 0
+
+    @property
+    def quarantined(self) -> int:
+        """How many threads are stuck in calls that were given up."""
+        return len(self._quarantined)
+
+    def submit(
+        self, run: Callable[[], Any], *, nbytes: int, read: bool, deadline: float | None = None
+    ) -> Job:
+        """Queue work, waiting until its bytes fit.
+
+        Raises:
+            StorageTimeoutError: they did not fit before *deadline* (`time.monotonic`).
+            StoreClosedError: the executor is closed.
+        """
+        job = Job(run, nbytes=nbytes, read=read)
+        with self._lock:
+            self._wait_for_room(nbytes, deadline)
+            self.queued_bytes += nbytes
+            (self._reads if read else self._writes).append(job)
+            self._start_threads()
+            self._work_ready.notify()
+        return job
+
+    def run_all(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run tasks side by side, the caller taking part; results in order.
+
+        Safe to call from an I/O thread: what no other thread takes, the caller does itself.
+
+        Raises:
+            Exception: the first a task raised, after all have ended.
+        """
+        jobs = deque(Job(task, nbytes=0, read=True) for task in tasks)
+        ordered = tuple(jobs)
+
+        def work() -> None:
+            while jobs:
+                try:
+                    job = jobs.popleft()
+                except IndexError:
+                    return
+                _run(job)
+
+        self._add_helpers([Job(work, nbytes=0, read=True) for _ in ordered[: self._wanted][1:]])
+        work()
+        return [job.future.result() for job in ordered]
+
+    def abandon(self, job: Job) -> None:
+        """Stop waiting for a job: take it off the queue, or quarantine the thread that runs it."""
+        with self._lock:
+            self._abandon(job)
+            self._start_threads()
+
+    def drain(self, *, timeout: float | None = None) -> bool:
+        """Wait until nothing is queued or running; False if that took too long."""
+
+        def done() -> bool:
+            return not (self._reads or self._writes or self._running)
+
+        with self._lock:
+            return self._room.wait_for(done, timeout)
+
+    def close(self, *, timeout: float | None = None) -> bool:
+        """Finish what is queued, then end the threads.
+
+        After *timeout* seconds what is still queued is cancelled instead; False if a thread had
+        not ended even then.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            self._closed = True
+            self._work_ready.notify_all()
+            self._room.notify_all()
+            threads = tuple(self._threads)
+        for thread in threads:
+            thread.join(_left(deadline))
+        with self._lock:
+            queued = (*self._reads, *self._writes)
+            self._reads.clear()
+            self._writes.clear()
+        for job in queued:
+            job.future.cancel()
+            job.future.set_running_or_notify_cancel()
+        return not any(thread.is_alive() for thread in threads)
+
+    def _abandon(self, job: Job) -> None:
+        if job.future.done():
+            return
+        queue = self._reads if job.read else self._writes
+        if job in queue:
+            queue.remove(job)
+            job.future.cancel()
+            self._release(job)
+        elif job.thread in self._threads:
+            self._threads.discard(job.thread)
+            self._quarantined.add(job.thread)
+            self._release(job)
+            for helper in job.helpers:
+                self._abandon(helper)
+
+    def _add_helpers(self, helpers: list[Job]) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            parent = self._running.get(threading.current_thread())
+            if parent is not None:
+                parent.helpers = helpers
+            self._reads.extendleft(helpers)
+            self._start_threads()
+            self._work_ready.notify(len(helpers))
+
+    def _wait_for_room(self, nbytes: int, deadline: float | None) -> None:
+        def fits() -> bool:
+            room = self.queued_bytes + nbytes <= self._max_bytes
+            return self._closed or room or self.queued_bytes == 0
+
+        if not self._room.wait_for(fits, _left(deadline)):
+            raise StorageTimeoutError("the I/O queue stayed full until the deadline")
+        if self._closed:
+            raise StoreClosedError("the store is closed")
+
+    def _start_threads(self) -> None:
+        waiting = len(self._reads) + len(self._writes)
+        while len(self._threads) < self._wanted and waiting > self._idle:
+            thread = threading.Thread(target=self._work, name="kvio-io", daemon=True)
+            self._threads.add(thread)
+            thread.start()
+            waiting -= 1
+
+    def _work(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._lock:
+                job = self._next(me)
+            if job is None:
+                return
+            _run(job)
+            with self._lock:
+                self._running.pop(me, None)
+                self._room.notify_all()
+                if me in self._quarantined:
+                    self._quarantined.discard(me)
+                    return
+                self._release(job)
+
+    def _next(self, me: threading.Thread) -> Job | None:
+        self._idle += 1
+        self._work_ready.wait_for(lambda: self._reads or self._writes or self._closed)
+        self._idle -= 1
+        if not self._reads and not self._writes:
+            self._threads.discard(me)
+            return None
+        self._turn += 1
+        write = self._writes and (not self._reads or self._turn % _WRITE_EVERY == 0)
+        job = (self._writes if write else self._reads).popleft()
+        job.thread = me
+        self._running[me] = job
+        return job
+
+    def _release(self, job: Job) -> None:
+        self.queued_bytes -= job.nbytes
+        self._room.notify_all()
+
+
+def _run(job: Job) -> None:
+    if not job.future.set_running_or_notify_cancel():
+        return
+    try:
+        result = job.run()
+    except BaseException as exc:  # noqa: BLE001  # it belongs to whoever waits for the future
+        job.future.set_exception(exc)
+    else:
+        job.future.set_result(result)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,0 +1,65 @@
+"""Opening a store: from a URL and keywords to a backend and its settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from kvio.errors import ConfigError
+from kvio.store import Settings, Store
+from kvio.types import Durability, GiB, Layout, Verify
+from kvio.url import OptionValue, StoreURL, parse_size, parse_url
+
+
+def open_store(
+    url: str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    io_threads: int | None = None,
+    durability: Durability | None = None,
+    layout: Layout | None = None,
+    verify: Verify | None = None,
+    max_queued_bytes: int | str = GiB,
+    timeout: float | None = None,
+    options: Mapping[str, OptionValue] | None = None,
+) -> Store:
+    """Open a store by URL (``hybrid:///mnt/kv?durability=durable``) or by name and *root*.
+
+    Args:
+        url: ``backend://path?option=value``, or a backend's name alone.
+        root: the directory of a file-system store, where the URL has no path.
+        io_threads: threads for batches, submitted work and calls with a timeout; default: twice
+            the processors, 4 to 32.
+        durability: the level every write reaches, ``visible`` (default) or ``durable``.
+        layout: ``block`` (default: trailer, checksum) or ``plain`` (path = key, bytes exact).
+        verify: what reads check: ``full`` (default), ``length`` or ``off``.
+        max_queued_bytes: submitting blocks while work under way holds more; ``"1GiB"`` is fine.
+        timeout: seconds for every call that gives none of its own; None waits for ever.
+        options: more options of the backend, as in the URL.
+
+    Raises:
+        UnknownBackendError, MissingDependencyError: no such backend, or not without an extra.
+        ConfigError: an option or the root is not usable as it is.
+        UnsupportedError: the medium cannot give what was asked, with the reason.
+    """
+    parsed = parse_url(url)
+    given = {"durability": durability, "layout": layout, "verify": verify}
+    if root is not None:
+        given["root"] = os.path.abspath(os.fspath(root))  # type: ignore[assignment]  # a path
+    merged: dict[str, OptionValue] = dict(parsed.options)
+    for extra in (options or {}, {k: v for k, v in given.items() if v is not None}):
+        for name, value in extra.items():
+            if name in parsed.options and parsed.options[name] != value:
+                raise ConfigError(f"option {name!r} is given twice: in the URL and beside it")
+            merged[name] = value
+    full = StoreURL(parsed.scheme, parsed.host, parsed.path, merged)
+    settings = Settings(
+        io_threads=_default_threads() if io_threads is None else io_threads,
+        max_queued_bytes=parse_size(max_queued_bytes),
+        timeout=timeout,
+    )
+    return Store(full, settings)
+
+
+def _default_threads() -> int:
+    return min(32, max(4, 2 * len(os.sched_getaffinity(0))))

@@ -1,0 +1,160 @@
+"""Which I/O mode for an operation: pure functions of size, concurrency and calibration.
+
+The cache state is the one input a policy cannot know beforehand. A read decision may therefore
+say ``unless_hot``: direct if the block is not in the page cache, which the C core asks the kernel
+(cachestat) once the file is open.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Protocol
+
+from kvio.errors import ConfigError
+from kvio.types import IOMode, MiB
+
+#: Without calibration, as Lustre's hybrid I/O: SBI_DEFAULT_HYBRID_IO_{WRITE,READ}_THRESHOLD.
+WRITE_DIRECT_FROM: Final = 2 * MiB
+READ_DIRECT_FROM: Final = 8 * MiB
+CALIBRATION_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A mode and why; *unless_hot*: buffered after all where the page cache has the block."""
+
+    mode: IOMode
+    reason: str
+    unless_hot: bool = False
+
+
+class Policy(Protocol):
+    """Decides by payload size in bytes and how many operations run at once."""
+
+    def for_write(self, nbytes: int, concurrency: int) -> Decision:
+        """Decide for a write."""
+
+    def for_read(self, nbytes: int, concurrency: int) -> Decision:
+        """Decide for a read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    """The same mode for everything."""
+
+    mode: IOMode
+
+    def for_write(self, nbytes: int, concurrency: int) -> Decision:
+        """Decide for a write."""
+        return Decision(self.mode, "the backend's only mode")
+
+    def for_read(self, nbytes: int, concurrency: int) -> Decision:
+        """Decide for a read."""
+        return Decision(self.mode, "the backend's only mode")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A mode for sizes below *below_nbytes* (None: all that are left)."""
+
+    below_nbytes: int | None
+    mode: IOMode
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Modes by size as measured on one mount, for one and for several operations at once."""
+
+    write: dict[int, tuple[Step, ...]]
+    read: dict[int, tuple[Step, ...]]
+    reason: str
+
+    def pick(self, table: dict[int, tuple[Step, ...]], nbytes: int, concurrency: int) -> IOMode:
+        """Look a size up in the table of the nearest measured concurrency not above this one."""
+        level = max((c for c in table if c <= concurrency), default=min(table))
+        for step in table[level]:
+            if step.below_nbytes is None or nbytes < step.below_nbytes:
+                return step.mode
+        return IOMode.BUFFERED
+
+
+DEFAULT_CALIBRATION: Final = Calibration(
+    write={1: (Step(WRITE_DIRECT_FROM, IOMode.BUFFERED), Step(None, IOMode.DIRECT))},
+    read={1: (Step(READ_DIRECT_FROM, IOMode.BUFFERED), Step(None, IOMode.DIRECT))},
+    reason="default thresholds",
+)
+
+
+class Hybrid:
+    """By size, cache state, concurrency and what was measured on this mount."""
+
+    def __init__(self, calibration: Calibration = DEFAULT_CALIBRATION) -> None:
+        self.calibration = calibration
+        self.for_write = lru_cache(maxsize=4096)(self._for_write)
+        self.for_read = lru_cache(maxsize=4096)(self._for_read)
+
+    def _for_write(self, nbytes: int, concurrency: int) -> Decision:
+        mode = self.calibration.pick(self.calibration.write, nbytes, concurrency)
+        return Decision(mode, f"{nbytes} bytes, {self.calibration.reason}")
+
+    def _for_read(self, nbytes: int, concurrency: int) -> Decision:
+        mode = self.calibration.pick(self.calibration.read, nbytes, concurrency)
+        reason = f"{nbytes} bytes, {self.calibration.reason}"
+        return Decision(mode, reason, unless_hot=mode is IOMode.DIRECT)
+
+
+def dump_calibration(calibration: Calibration, measured: dict[str, Any]) -> str:
+    """Write a calibration as JSON, with what was measured beside it for the reader."""
+
+    def table(steps: dict[int, tuple[Step, ...]]) -> dict[str, list[dict[str, object]]]:
+        return {
+            str(level): [{"below_nbytes": s.below_nbytes, "mode": str(s.mode)} for s in row]
+            for level, row in steps.items()
+        }
+
+    content = {
+        "version": CALIBRATION_VERSION,
+        "reason": calibration.reason,
+        "write": table(calibration.write),
+        "read": table(calibration.read),
+        "measured": measured,
+    }
+    return json.dumps(content, indent=1)
+
+
+def load_calibration(text: str, source: str) -> Calibration:
+    """Read a calibration file.
+
+    Raises:
+        ConfigError: it is not one, or of another version; *source* is named.
+    """
+    try:
+        content = json.loads(text)
+        if content["version"] != CALIBRATION_VERSION:
+            raise ConfigError(f"{source}: version {content['version']!r} is not known; tune again")
+        return Calibration(
+            write=_load_table(content["write"]),
+            read=_load_table(content["read"]),
+            reason=str(content["reason"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        if isinstance(exc, ConfigError):
+            raise
+        raise ConfigError(f"{source} is not a calibration file: {exc!r}; tune again") from exc
+
+
+def _load_table(content: Any) -> dict[int, tuple[Step, ...]]:
+    table = {int(level): tuple(map(_load_step, row)) for level, row in content.items()}
+    if not table or not all(table.values()):
+        raise ValueError("a table is empty")
+    return table
+
+
+def _load_step(content: Any) -> Step:
+    below = content["below_nbytes"]
+    mode = IOMode(content["mode"])
+    if mode is IOMode.MEMORY or not (below is None or (type(below) is int and below >= 0)):
+        raise ValueError(f"not a step: {content!r}")
+    return Step(below, mode)

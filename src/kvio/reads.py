@@ -1,0 +1,60 @@
+"""Reading one block: into the caller's memory, private memory, or fresh memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvio import buffers
+from kvio.abc import Backend
+from kvio.errors import BlockSizeError
+from kvio.types import Cancellation
+
+#: How often a block may be replaced by a larger one while it is being read.
+_RETRIES = 8
+
+
+def into(
+    backend: Backend,
+    key: str,
+    parts: list[memoryview],
+    room: int,
+    offset: int,
+    nbytes: int | None,
+    *,
+    private: bool,
+) -> tuple[Callable[[Cancellation | None], int], Callable[[int], int] | None]:
+    """Make the work that reads a block into *parts*, and what delivers it.
+
+    *private*: the work fills memory of its own and delivering copies, so that work nobody waits
+    for any more never touches the caller's memory.
+    """
+    targets = [buffers.aligned(room)] if private else parts
+
+    def work(cancel: Cancellation | None) -> int:
+        return backend.read_block_into(key, targets, offset=offset, nbytes=nbytes, cancel=cancel)
+
+    def deliver(got: int) -> int:
+        buffers.scatter(targets[0][:got], parts)
+        return got
+
+    return work, deliver if private else None
+
+
+def read_fresh(
+    backend: Backend, key: str, offset: int, nbytes: int | None, cancel: Cancellation | None
+) -> memoryview:
+    """Read a block, or a range, into memory allocated for its size."""
+    for _ in range(_RETRIES):
+        size = backend.stat_block(key).nbytes
+        if offset > size:
+            raise BlockSizeError(f"offset {offset} lies beyond block {key!r} of {size} bytes", key=key)
+        wanted = size - offset if nbytes is None else min(nbytes, size - offset)
+        view = buffers.aligned(wanted)
+        try:
+            got = backend.read_block_into(
+                key, [view], offset=offset, nbytes=None if nbytes is None else wanted, cancel=cancel
+            )
+        except BlockSizeError:
+            continue  # replaced by a larger block since the stat
+        return view[:got]
+    raise BlockSizeError(f"block {key!r} changed its size {_RETRIES} times while read", key=key)

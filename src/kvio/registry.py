@@ -1,0 +1,67 @@
+"""Names to backends, by the entry points ``kvio.backends`` of installed distributions.
+
+kvio's own backends are registered the same way. Nothing is looked up before a name is asked for,
+and only the module of that name is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from kvio.abc import Backend
+from kvio.errors import ConfigError, MissingDependencyError, UnknownBackendError
+
+GROUP: Final = "kvio.backends"
+
+
+def backend_names() -> list[str]:
+    """List the names of all installed backends, sorted."""
+    return sorted({entry.name for entry in entry_points(group=GROUP)})
+
+
+def load_backend(name: str) -> type[Backend]:
+    """Import the backend registered under a name.
+
+    Raises:
+        UnknownBackendError: nobody registers it; the nearest name is suggested.
+        MissingDependencyError: its module needs a package that is not installed.
+        ConfigError: two distributions register it, or it is no backend.
+    """
+    found = list(entry_points(group=GROUP, name=name))
+    if not found:
+        raise UnknownBackendError(_unknown(name))
+    targets = {entry.value for entry in found}
+    if len(targets) > 1:
+        raise ConfigError(f"backend {name!r} is registered twice: {', '.join(sorted(targets))}")
+    backend = _import(found[0])
+    if not (isinstance(backend, type) and issubclass(backend, Backend)):
+        raise ConfigError(f"backend {name!r} ({found[0].value}) is not a kvio.abc.Backend")
+    return backend
+
+
+def _import(entry: EntryPoint) -> object:
+    own = entry.module.partition(".")[0]
+    try:
+        return entry.load()
+    except ModuleNotFoundError as exc:
+        missing = (exc.name or "").partition(".")[0]
+        if not missing or missing == own:
+            raise
+        raise MissingDependencyError(_missing(entry, missing), name=exc.name) from exc
+
+
+def _missing(entry: EntryPoint, package: str) -> str:
+    distribution = entry.dist.name if entry.dist is not None else "its distribution"
+    extra = entry.name.replace("+", "-")
+    extras = entry.dist.metadata.get_all("Provides-Extra") or [] if entry.dist is not None else []
+    hint = f"pip install '{distribution}[{extra}]'" if extra in extras else f"install {package}"
+    return f"backend {entry.name!r} needs the package {package!r}: {hint}"
+
+
+def _unknown(name: str) -> str:
+    names = backend_names()
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(names) or 'none'}"
+    return f"no backend is named {name!r:.80}; {hint}"

@@ -1,0 +1,475 @@
+"""What users hold: a store checks keys, flattens buffers, schedules, batches and counts."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from kvio import batches, buffers, reads
+from kvio.abc import Backend
+from kvio.buffers import Data
+from kvio.calls import Calls
+from kvio.counters import Counters
+from kvio.errors import (
+    BlockNotFoundError,
+    BlockSizeError,
+    ConfigError,
+    CorruptBlockError,
+    KvioError,
+    StorageTimeoutError,
+    UnsupportedError,
+)
+from kvio.registry import load_backend
+from kvio.types import (
+    BlockResult,
+    BlockStat,
+    Capabilities,
+    GiB,
+    IfExists,
+    Receipt,
+    StoreStats,
+    check_key,
+)
+from kvio.url import StoreURL
+
+_STORES: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a store itself can be told; the rest goes to its backend.
+
+    Attributes:
+        io_threads: threads for batches, submitted work and calls with a timeout.
+        max_queued_bytes: submitting blocks while work under way holds more.
+        timeout: seconds for every call that gives none of its own; None waits for ever.
+    """
+
+    io_threads: int
+    max_queued_bytes: int = GiB
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.io_threads < 1:
+            raise ConfigError(f"io_threads must be at least 1, not {self.io_threads}")
+        if self.max_queued_bytes < 1:
+            raise ConfigError("max_queued_bytes must be at least 1")
+        if self.timeout is not None and not self.timeout > 0:
+            raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
+
+
+class Store:
+    """Blocks under keys, on whatever medium the backend is.
+
+    Thread-safe. Pickles as its URL and options and opens anew; makes itself ready again in a
+    forked child. A context manager. Made by `open_store`.
+
+    Single calls raise; batches return a `BlockResult` a block. ``timeout`` in seconds bounds any
+    call; one that gives up raises `StorageTimeoutError` and never touches the caller's memory
+    afterwards. A write that timed out is not published later, unless it already was.
+    """
+
+    def __init__(self, url: StoreURL, settings: Settings) -> None:
+        self._url = url
+        self._settings = settings
+        self._backend: Backend = load_backend(url.scheme).from_url(url)
+        self._start()
+        _STORES.add(self)
+
+    def _start(self) -> None:
+        settings = self._settings
+        self._counters = Counters()
+        self._calls = Calls(
+            threads=settings.io_threads,
+            max_queued_bytes=settings.max_queued_bytes,
+            timeout=settings.timeout,
+        )
+        self._backend.use_threads(self._calls.executor.run_all)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._calls.closed else "open"
+        return f"<kvio.Store {self._url.scheme}://{self._url.host}{self._url.path} {state}>"
+
+    # Writing and reading
+
+    def write_block(
+        self, key: str, data: Data, *, if_exists: IfExists = "keep", timeout: float | None = None
+    ) -> Receipt:
+        """Store *data* under a key, whole or not at all.
+
+        *data* is a buffer, a CPU tensor, or a sequence of them; it may be reused when the call
+        returns. ``keep`` keeps an intact block of the same length and replaces a broken one,
+        ``replace`` always writes, ``error`` refuses a taken key.
+
+        Raises:
+            InvalidKeyError: the key breaks the rules.
+            BlockSizeError: *data* is not contiguous.
+            BlockExistsError: the key is taken and *if_exists* is ``"error"``.
+            StorageError: the medium failed or the deadline passed.
+        """
+        check_key(key)
+        _check_if_exists(if_exists)
+        parts = buffers.as_parts(data)
+        try:
+            receipt = self._calls.run(
+                lambda cancel: self._backend.write_block(
+                    key, parts, if_exists=if_exists, cancel=cancel
+                ),
+                nbytes=buffers.total_bytes(parts),
+                read=False,
+                timeout=timeout,
+                describe=f"writing block {key!r}",
+            )
+        except KvioError as exc:
+            self._counters.failed(exc, "writes")
+            raise
+        self._counters.wrote(receipt)
+        return receipt
+
+    def read_block_into(
+        self,
+        key: str,
+        out: Data,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Read a block into the caller's buffers and return how many bytes were read.
+
+        Without *offset* and *nbytes* the whole block is read and its checksum verified; *out*
+        must have room for it. With either, a range is: as many bytes from *offset* as *nbytes*
+        (or else *out*) asks for and the block has; of a range only the trailer is checked.
+        Bytes of *out* beyond the count are unspecified.
+
+        Raises:
+            BlockNotFoundError: there is no block.
+            CorruptBlockError: there is one, but not as it was written.
+            BlockSizeError: *out* is too small, read-only or not contiguous, or *offset* lies
+                beyond the end.
+            StorageError: the medium failed or the deadline passed.
+        """
+        parts, room = _target(key, out, offset, nbytes)
+        try:
+            got = self._read_into(key, parts, room, offset, nbytes, timeout)
+        except KvioError as exc:
+            self._counters.failed(exc, "reads")
+            raise
+        self._counters.read(got)
+        return got
+
+    def read_block(
+        self, key: str, *, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
+    ) -> memoryview:
+        """Read a block, or a range of it, into fresh page-aligned memory.
+
+        Raises:
+            BlockNotFoundError, CorruptBlockError, BlockSizeError, StorageError: as
+                `read_block_into`.
+        """
+        check_key(key)
+        _check_range(offset, nbytes)
+        try:
+            view = self._calls.run(
+                lambda cancel: reads.read_fresh(self._backend, key, offset, nbytes, cancel),
+                nbytes=nbytes or 0,
+                timeout=timeout,
+                describe=f"reading block {key!r}",
+            )
+        except KvioError as exc:
+            self._counters.failed(exc, "reads")
+            raise
+        self._counters.read(len(view))
+        return view
+
+    def write_blocks(
+        self,
+        items: Iterable[tuple[str, Data]],
+        *,
+        if_exists: IfExists = "keep",
+        timeout: float | None = None,
+    ) -> list[BlockResult]:
+        """Write (key, data) pairs over all I/O threads; a result each, in order.
+
+        A durable batch shares directory syncs. Nothing that happens to one block stops another.
+
+        Raises:
+            InvalidKeyError, BlockSizeError, TypeError: before any I/O.
+        """
+        _check_if_exists(if_exists)
+        results = batches.write(self._calls, self._backend, items, if_exists, timeout)
+        self._counters.wrote_batch(results)
+        return results
+
+    def read_blocks_into(
+        self, items: Iterable[tuple[str, Data]], *, timeout: float | None = None
+    ) -> list[BlockResult]:
+        """Read whole blocks into (key, out) pairs over all I/O threads; a result each, in order.
+
+        A block with fewer bytes than its buffer is ``short``; the bytes it has are there.
+
+        Raises:
+            InvalidKeyError, BlockSizeError, TypeError: before any I/O.
+        """
+        results = batches.read(self._calls, self._backend, items, timeout)
+        self._counters.read_batch(results)
+        return results
+
+    def submit_write(
+        self, key: str, data: Data, *, if_exists: IfExists = "keep", timeout: float | None = None
+    ) -> Future[Receipt]:
+        """Queue a write; *data* must stay as it is until the future is done.
+
+        Blocks while the queue holds more than ``max_queued_bytes``.
+        """
+        check_key(key)
+        _check_if_exists(if_exists)
+        parts = buffers.as_parts(data)
+        future = self._calls.submit(
+            lambda cancel: self._backend.write_block(
+                key, parts, if_exists=if_exists, cancel=cancel
+            ),
+            nbytes=buffers.total_bytes(parts),
+            read=False,
+            timeout=timeout,
+            describe=f"writing block {key!r}",
+        )
+        future.add_done_callback(self._counters.write_ended)
+        return future
+
+    def submit_read_into(
+        self,
+        key: str,
+        out: Data,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        timeout: float | None = None,
+    ) -> Future[int]:
+        """Queue a `read_block_into`; queued reads go before queued writes."""
+        parts, room = _target(key, out, offset, nbytes)
+        limit = self._calls.timeout if timeout is None else timeout
+        work, deliver = reads.into(
+            self._backend, key, parts, room, offset, nbytes, private=limit is not None
+        )
+        future = self._calls.submit(
+            work,
+            nbytes=room,
+            read=True,
+            timeout=timeout,
+            describe=f"reading block {key!r}",
+            deliver=deliver,
+        )
+        future.add_done_callback(self._counters.read_ended)
+        return future
+
+    # Looking
+
+    def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
+        """Describe a block by its trailer.
+
+        Raises:
+            BlockNotFoundError: there is no block.
+            CorruptBlockError: its trailer is not one.
+        """
+        check_key(key)
+        return self._calls.run(
+            lambda _: self._backend.stat_block(key), timeout=timeout, describe=f"stat of {key!r}"
+        )
+
+    def contains(self, key: str, *, timeout: float | None = None) -> bool:
+        """Tell whether a block stands under a key and its trailer is intact."""
+        try:
+            self.stat_block(key, timeout=timeout)
+        except (BlockNotFoundError, CorruptBlockError):
+            return False
+        return True
+
+    def count_leading(self, keys: Iterable[str], *, timeout: float | None = None) -> int:
+        """Count how many keys from the front are present: the prefix lookup of KV caches."""
+        wanted = list(keys)
+        for key in wanted:
+            check_key(key)
+        return self._calls.run(
+            lambda _: self._backend.count_leading(wanted),
+            timeout=timeout,
+            describe=f"looking up {len(wanted)} keys",
+        )
+
+    def list_keys(self, prefix: str = "") -> Iterator[str]:
+        """Yield the keys that start with *prefix*, in no promised order.
+
+        Keys written or deleted meanwhile may or may not be seen.
+        """
+        keys = self._backend.list_keys(prefix)
+        while True:
+            with self._calls:
+                key = next(keys, None)
+            if key is None:
+                return
+            yield key
+
+    def verify_block(self, key: str, *, timeout: float | None = None) -> BlockResult:
+        """Check a stored block to its last byte without returning any of it."""
+        check_key(key)
+        return self._calls.run(
+            lambda _: self._backend.verify_block(key), timeout=timeout, describe=f"verify {key!r}"
+        )
+
+    # Deleting
+
+    def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
+        """Remove a block; False if there was none."""
+        check_key(key)
+        gone = self._calls.run(
+            lambda _: self._backend.delete_block(key),
+            read=False,
+            timeout=timeout,
+            describe=f"deleting block {key!r}",
+        )
+        self._counters.deleted(1)
+        return gone
+
+    def delete_blocks(
+        self, keys: Iterable[str], *, timeout: float | None = None
+    ) -> list[BlockResult]:
+        """Remove blocks over all I/O threads; a result each, ``missing`` where there was none."""
+        results = batches.delete(self._calls, self._backend, keys, timeout)
+        self._counters.deleted(len(results))
+        return results
+
+    def sweep(self, *, older_than_s: float = 86400.0) -> list[str]:
+        """Remove temporaries of dead writers and name them.
+
+        A writer on this machine is dead when its process is; of another machine's only age tells,
+        and *older_than_s* must exceed the longest write.
+        """
+        return self._calls.run(
+            lambda _: self._backend.sweep(older_than_s=older_than_s), read=False
+        )
+
+    # State
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store promises, after every fallback that was taken."""
+        return self._backend.capabilities
+
+    @property
+    def url(self) -> StoreURL:
+        """What was opened: backend, path and options."""
+        return self._url
+
+    def stats(self) -> StoreStats:
+        """Count what happened since the store was opened."""
+        executor = self._calls.executor
+        return self._counters.snapshot(executor.queued_bytes, executor.quarantined)
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until everything submitted has ended; adds no durability.
+
+        Raises:
+            StorageTimeoutError: it had not in time.
+        """
+        limit = self._settings.timeout if timeout is None else timeout
+        with self._calls:
+            if not self._calls.executor.drain(timeout=limit):
+                raise StorageTimeoutError("submitted work did not end in time")
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Finish what was submitted, then close; later calls raise `StoreClosedError`.
+
+        Raises:
+            StorageTimeoutError: after *timeout* seconds calls were still running; what was only
+                queued is cancelled, and what is stuck keeps its descriptors.
+        """
+        if self._calls.closed:
+            return
+        if not self._calls.close(timeout):
+            raise StorageTimeoutError("calls were still under way when close() gave up")
+        self._backend.close()
+        _STORES.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self.capabilities.shared:
+            raise UnsupportedError(f"a {self._url.scheme} store cannot go to another process")
+        return Store, (self._url, self._settings)
+
+    def _read_into(
+        self,
+        key: str,
+        parts: list[memoryview],
+        room: int,
+        offset: int,
+        nbytes: int | None,
+        timeout: float | None,
+    ) -> int:
+        limit = self._calls.timeout if timeout is None else timeout
+        work, deliver = reads.into(
+            self._backend, key, parts, room, offset, nbytes, private=limit is not None
+        )
+        if limit is None:
+            with self._calls:
+                return work(None)
+        pending = self._calls.start(
+            work,
+            nbytes=room,
+            read=True,
+            timeout=limit,
+            describe=f"reading block {key!r}",
+            deliver=deliver,
+        )
+        got: int = self._calls.wait(pending, time.monotonic() + limit)
+        return got
+
+    def _after_fork(self) -> None:
+        if not self._calls.closed:
+            self._backend.after_fork()
+            self._start()
+
+
+def _check_if_exists(if_exists: str) -> None:
+    if if_exists not in ("keep", "replace", "error"):
+        raise ConfigError(f"if_exists must be 'keep', 'replace' or 'error', not {if_exists!r}")
+
+
+def _target(
+    key: str, out: Data, offset: int, nbytes: int | None
+) -> tuple[list[memoryview], int]:
+    check_key(key)
+    _check_range(offset, nbytes)
+    parts = buffers.as_parts(out, writable=True)
+    room = buffers.total_bytes(parts)
+    if nbytes is not None and nbytes > room:
+        raise BlockSizeError(f"nbytes={nbytes}, but the buffer has {room} bytes", key=key)
+    return parts, room
+
+
+def _check_range(offset: int, nbytes: int | None) -> None:
+    if offset < 0 or (nbytes is not None and nbytes < 0):
+        raise BlockSizeError(f"offset={offset} and nbytes={nbytes} must not be negative")
+
+
+def _renew_in_child() -> None:
+    for store in tuple(_STORES):
+        store._after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_in_child)

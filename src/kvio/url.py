@@ -1,0 +1,134 @@
+"""Store URLs, and options turned from text into typed dataclasses."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from kvio.errors import ConfigError
+
+OptionValue: TypeAlias = str | int | float | bool | None
+T = TypeVar("T")
+
+_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6}
+_UNITS |= {"gb": 10**9, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "b": 1}
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoreURL:
+    """A parsed store URL.
+
+    Attributes:
+        scheme: the backend's registered name.
+        host: what stands between ``//`` and the path: a bucket, or nothing.
+        path: the rest, unquoted.
+        options: the query, and whatever ``open_store`` was given beside it.
+    """
+
+    scheme: str
+    host: str = ""
+    path: str = ""
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+
+
+def parse_url(text: str) -> StoreURL:
+    """Read ``scheme://host/path?option=value`` or a bare scheme.
+
+    Raises:
+        ConfigError: the text is not such a URL, or names an option twice.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not scheme or not scheme.replace("+", "").replace("-", "").isalnum():
+        raise ConfigError(
+            f"not a store URL: {text!r:.80} (expected backend://path, for example "
+            "'hybrid:///mnt/kv')"
+        )
+    if not separator:
+        return StoreURL(scheme)
+    parts = urlsplit(f"//{rest}")
+    if "@" in parts.netloc:
+        raise ConfigError("a store URL must not hold credentials")
+    if parts.fragment:
+        raise ConfigError(f"a store URL has no fragment: write '#' as %23 in {text!r:.80}")
+    options: dict[str, OptionValue] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in options:
+            raise ConfigError(f"option {name!r} is given twice")
+        options[name] = value
+    return StoreURL(scheme, parts.netloc, unquote(parts.path), options)
+
+
+def parse_size(text: str | int) -> int:
+    """Turn ``"4MiB"``, ``"512"`` or 512 into bytes."""
+    if isinstance(text, int):
+        return text
+    digits = text.strip().rstrip("bBgGiIkKmM ")
+    unit = text.strip()[len(digits) :].strip().lower()
+    try:
+        return int(float(digits) * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        raise ConfigError(f"not a size in bytes: {text!r} (for example 4MiB)") from None
+
+
+def typed_options(kind: type[T], options: Mapping[str, OptionValue]) -> T:
+    """Build the options dataclass *kind* from text or values, field by field.
+
+    Raises:
+        ConfigError: an option is unknown, missing or of the wrong type.
+    """
+    hints = typing.get_type_hints(kind)
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]  # any dataclass
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+            raise ConfigError(f"unknown option {name!r}{hint}")
+    for name, f in known.items():
+        if name not in options and f.default is MISSING and f.default_factory is MISSING:
+            raise ConfigError(f"option {name!r} is needed")
+    values = {name: _convert(name, value, hints[name]) for name, value in options.items()}
+    return kind(**values)
+
+
+def _convert(name: str, value: OptionValue, hint: Any) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        inner = [arm for arm in get_args(hint) if arm is not type(None)]
+        if value is None or value == "none":
+            return None
+        return _convert(name, value, inner[0])
+    if origin is Literal:
+        if value not in get_args(hint):
+            choices = ", ".join(map(repr, get_args(hint)))
+            raise ConfigError(f"option {name!r} must be one of {choices}, not {value!r}")
+        return value
+    if hint is bool:
+        return _convert_bool(name, value)
+    if hint is int and isinstance(value, int | str) and not isinstance(value, bool):
+        return parse_size(value)
+    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        return _convert_float(name, value)
+    if hint is str and isinstance(value, str):
+        return value
+    raise ConfigError(f"option {name!r} must be {getattr(hint, '__name__', hint)}, not {value!r}")
+
+
+def _convert_bool(name: str, value: OptionValue) -> bool:
+    text = str(value).lower()
+    if text not in _TRUE | _FALSE:
+        raise ConfigError(f"option {name!r} must be true or false, not {value!r}")
+    return text in _TRUE
+
+
+def _convert_float(name: str, value: float | str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ConfigError(f"option {name!r} must be a number, not {value!r}") from None
