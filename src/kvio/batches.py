@@ -111,7 +111,7 @@ def _run(
 ) -> list[BlockResult]:
     if not items:
         return []
-    limit = calls.timeout if timeout is None else timeout
+    limit = calls.limit(timeout)
     groups = split(items, calls.threads)
     if limit is None and len(groups) == 1:
         with calls:
@@ -132,7 +132,7 @@ def _start(
     deliver = None
     if read and deadline is not None:
         targets = [ReadItem(i.key, [buffers.aligned(i.nbytes)], i.nbytes) for i in group]
-        deliver = partial(_deliver, group, targets)
+        deliver = partial(_deliver, tuple(group), targets)
     try:
         return calls.start(
             lambda cancel: work(targets, cancel),
@@ -162,7 +162,7 @@ def _collect(
 
 
 def _deliver(
-    group: Sequence[ReadItem], targets: Sequence[ReadItem], results: list[BlockResult]
+    group: Sequence[Any], targets: Sequence[ReadItem], results: list[BlockResult]
 ) -> list[BlockResult]:
     """Copy what arrived in time from private memory to the caller's."""
     for item, target, result in zip(group, targets, results, strict=True):

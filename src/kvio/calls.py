@@ -15,14 +15,38 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from kvio.errors import StorageTimeoutError, StoreClosedError
+from kvio.errors import ConfigError, StorageTimeoutError, StoreClosedError
 from kvio.executor import Executor, Job
-from kvio.types import Cancellation
+from kvio.types import Cancellation, GiB
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a store itself can be told; the rest goes to its backend.
+
+    Attributes:
+        io_threads: threads for batches, submitted work and calls with a timeout.
+        max_queued_bytes: submitting blocks while work under way holds more.
+        timeout: seconds for every call that gives none of its own; None waits for ever.
+    """
+
+    io_threads: int
+    max_queued_bytes: int = GiB
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.io_threads < 1:
+            raise ConfigError(f"io_threads must be at least 1, not {self.io_threads}")
+        if self.max_queued_bytes < 1:
+            raise ConfigError("max_queued_bytes must be at least 1")
+        if self.timeout is not None and not self.timeout > 0:
+            raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
 
 
 class Pending:
@@ -80,12 +104,12 @@ class Pending:
 class Calls:
     """Counts the calls of a store that are under way, and runs those with a deadline."""
 
-    def __init__(
-        self, *, threads: int, max_queued_bytes: int, timeout: float | None
-    ) -> None:
-        self.timeout = timeout
-        self.threads = threads
-        self.executor = Executor(threads=threads, max_queued_bytes=max_queued_bytes)
+    def __init__(self, settings: Settings) -> None:
+        self.threads = settings.io_threads
+        self.executor = Executor(
+            threads=settings.io_threads, max_queued_bytes=settings.max_queued_bytes
+        )
+        self._timeout = settings.timeout
         self.closed = False
         self._idle = threading.Condition()
         self._inside = 0
@@ -108,6 +132,10 @@ class Calls:
             if self.closed:
                 self._idle.notify_all()
 
+    def limit(self, timeout: float | None) -> float | None:
+        """Give the seconds a call may take: its own timeout, else the store's, else None."""
+        return self._timeout if timeout is None else timeout
+
     def run(
         self,
         work: Callable[[Cancellation | None], T],
@@ -116,18 +144,23 @@ class Calls:
         read: bool = True,
         timeout: float | None = None,
         describe: str = "the call",
+        deliver: Callable[[T], T] | None = None,
     ) -> T:
-        """Run *work* here, or on an I/O thread where there is a timeout.
+        """Run *work* here, or on an I/O thread where there is a limit.
 
         Raises:
             StorageTimeoutError: it did not end in time.
         """
-        limit = self.timeout if timeout is None else timeout
+        limit = self.limit(timeout)
         if limit is None:
             with self:
                 return work(None)
-        pending = self.start(work, nbytes=nbytes, read=read, timeout=limit, describe=describe)
-        return self.wait(pending, time.monotonic() + limit)
+        deadline = time.monotonic() + limit
+        pending = self.start(
+            work, nbytes=nbytes, read=read, timeout=limit, describe=describe, deliver=deliver
+        )
+        result: T = self.wait(pending, deadline)
+        return result
 
     def start(
         self,
@@ -172,7 +205,7 @@ class Calls:
         deliver: Callable[[Any], Any] | None = None,
     ) -> Future[Any]:
         """Queue *work* and return its future, which a watchdog ends at the deadline."""
-        limit = self.timeout if timeout is None else timeout
+        limit = self.limit(timeout)
         pending = self.start(
             work, nbytes=nbytes, read=read, timeout=limit, describe=describe, deliver=deliver
         )

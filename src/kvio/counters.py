@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
+from types import TracebackType
 
 from kvio.errors import KvioError
 from kvio.types import BlockResult, BlockStatus, Receipt, StoreStats, status_of
@@ -26,6 +27,8 @@ class Counters:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._modes: Counter[str] = Counter()
+        self.failed_writes = _CountFailures(self, "writes")
+        self.failed_reads = _CountFailures(self, "reads")
 
     def wrote(self, receipt: Receipt) -> None:
         """Count one write that succeeded."""
@@ -105,3 +108,23 @@ class Counters:
         else:
             self._counts["bytes_written"] += receipt.nbytes
             self._modes[receipt.mode] += 1
+
+
+class _CountFailures:
+    """A with block that counts the error it is left by."""
+
+    def __init__(self, counters: Counters, verb: str) -> None:
+        self._counters = counters
+        self._verb = verb
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, KvioError):
+            self._counters.failed(error, self._verb)

@@ -1,22 +1,22 @@
 """Every error kvio raises.
 
-    KvioError
-    ├─ ConfigError (ValueError)             an option or URL that cannot be
-    ├─ UnknownBackendError (LookupError)    no backend of that name
-    ├─ MissingDependencyError (ImportError) an extra is not installed
-    ├─ UnsupportedError                     this medium or library cannot do it
-    ├─ StoreClosedError (RuntimeError)      used after close()
-    ├─ BlockError (.key)
-    │  ├─ InvalidKeyError (ValueError)
-    │  ├─ BlockNotFoundError (LookupError)
-    │  ├─ BlockExistsError
-    │  ├─ BlockSizeError (ValueError)       the buffer or range does not fit the block
-    │  └─ CorruptBlockError                 the stored bytes are not those written
-    └─ StorageError (OSError; .errno)
-       ├─ StorageFullError                  ENOSPC, EDQUOT, EFBIG
-       ├─ AccessDeniedError                 EACCES, EPERM, EROFS
-       ├─ TransientStorageError             worth a retry: EAGAIN, EMFILE, ENOMEM, …
-       └─ StorageTimeoutError               the deadline passed
+KvioError
+├─ ConfigError (ValueError)             an option or URL that cannot be
+├─ UnknownBackendError (LookupError)    no backend of that name
+├─ MissingDependencyError (ImportError) an extra is not installed
+├─ UnsupportedError                     this medium or library cannot do it
+├─ StoreClosedError (RuntimeError)      used after close()
+├─ BlockError (.key)
+│  ├─ InvalidKeyError (ValueError)
+│  ├─ BlockNotFoundError (LookupError)
+│  ├─ BlockExistsError
+│  ├─ BlockSizeError (ValueError)       the buffer or range does not fit the block
+│  └─ CorruptBlockError                 the stored bytes are not those written
+└─ StorageError (OSError; .errno)
+   ├─ StorageFullError                  ENOSPC, EDQUOT, EFBIG
+   ├─ AccessDeniedError                 EACCES, EPERM, EROFS
+   ├─ TransientStorageError             worth a retry: EAGAIN, EMFILE, ENOMEM, …
+   └─ StorageTimeoutError               the deadline passed
 """
 
 from __future__ import annotations

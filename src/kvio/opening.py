@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from kvio.calls import Settings
 from kvio.errors import ConfigError
-from kvio.store import Settings, Store
+from kvio.store import Store
 from kvio.types import Durability, GiB, Layout, Verify
 from kvio.url import OptionValue, StoreURL, parse_size, parse_url
 

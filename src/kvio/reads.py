@@ -6,11 +6,34 @@ from collections.abc import Callable
 
 from kvio import buffers
 from kvio.abc import Backend
+from kvio.buffers import Data
 from kvio.errors import BlockSizeError
-from kvio.types import Cancellation
+from kvio.types import Cancellation, check_key
 
 #: How often a block may be replaced by a larger one while it is being read.
 _RETRIES = 8
+
+
+def target(key: str, out: Data, offset: int, nbytes: int | None) -> tuple[list[memoryview], int]:
+    """Check what is asked for, before any I/O; flat views of *out* and the room in them.
+
+    Raises:
+        InvalidKeyError: the key breaks the rules.
+        BlockSizeError: *out* cannot be read into, or is too small for the range.
+    """
+    check_key(key)
+    check_range(offset, nbytes)
+    parts = buffers.as_parts(out, writable=True)
+    room = buffers.total_bytes(parts)
+    if nbytes is not None and nbytes > room:
+        raise BlockSizeError(f"nbytes={nbytes}, but the buffer has {room} bytes", key=key)
+    return parts, room
+
+
+def check_range(offset: int, nbytes: int | None) -> None:
+    """Refuse a negative range with `BlockSizeError`."""
+    if offset < 0 or (nbytes is not None and nbytes < 0):
+        raise BlockSizeError(f"offset={offset} and nbytes={nbytes} must not be negative")
 
 
 def into(
@@ -47,7 +70,8 @@ def read_fresh(
     for _ in range(_RETRIES):
         size = backend.stat_block(key).nbytes
         if offset > size:
-            raise BlockSizeError(f"offset {offset} lies beyond block {key!r} of {size} bytes", key=key)
+            text = f"offset {offset} lies beyond block {key!r} of {size} bytes"
+            raise BlockSizeError(text, key=key)
         wanted = size - offset if nbytes is None else min(nbytes, size - offset)
         view = buffers.aligned(wanted)
         try:

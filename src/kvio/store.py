@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from kvio import batches, buffers, reads
 from kvio.abc import Backend
 from kvio.buffers import Data
-from kvio.calls import Calls
+from kvio.calls import Calls, Settings
 from kvio.counters import Counters
 from kvio.errors import (
     BlockNotFoundError,
-    BlockSizeError,
     ConfigError,
     CorruptBlockError,
-    KvioError,
     StorageTimeoutError,
     UnsupportedError,
 )
@@ -30,7 +26,6 @@ from kvio.types import (
     BlockResult,
     BlockStat,
     Capabilities,
-    GiB,
     IfExists,
     Receipt,
     StoreStats,
@@ -39,29 +34,6 @@ from kvio.types import (
 from kvio.url import StoreURL
 
 _STORES: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a store itself can be told; the rest goes to its backend.
-
-    Attributes:
-        io_threads: threads for batches, submitted work and calls with a timeout.
-        max_queued_bytes: submitting blocks while work under way holds more.
-        timeout: seconds for every call that gives none of its own; None waits for ever.
-    """
-
-    io_threads: int
-    max_queued_bytes: int = GiB
-    timeout: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.io_threads < 1:
-            raise ConfigError(f"io_threads must be at least 1, not {self.io_threads}")
-        if self.max_queued_bytes < 1:
-            raise ConfigError("max_queued_bytes must be at least 1")
-        if self.timeout is not None and not self.timeout > 0:
-            raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
 
 
 class Store:
@@ -83,13 +55,8 @@ class Store:
         _STORES.add(self)
 
     def _start(self) -> None:
-        settings = self._settings
         self._counters = Counters()
-        self._calls = Calls(
-            threads=settings.io_threads,
-            max_queued_bytes=settings.max_queued_bytes,
-            timeout=settings.timeout,
-        )
+        self._calls = Calls(self._settings)
         self._backend.use_threads(self._calls.executor.run_all)
 
     def __repr__(self) -> str:
@@ -116,7 +83,7 @@ class Store:
         check_key(key)
         _check_if_exists(if_exists)
         parts = buffers.as_parts(data)
-        try:
+        with self._counters.failed_writes:
             receipt = self._calls.run(
                 lambda cancel: self._backend.write_block(
                     key, parts, if_exists=if_exists, cancel=cancel
@@ -124,11 +91,8 @@ class Store:
                 nbytes=buffers.total_bytes(parts),
                 read=False,
                 timeout=timeout,
-                describe=f"writing block {key!r}",
+                describe="the write",
             )
-        except KvioError as exc:
-            self._counters.failed(exc, "writes")
-            raise
         self._counters.wrote(receipt)
         return receipt
 
@@ -155,12 +119,15 @@ class Store:
                 beyond the end.
             StorageError: the medium failed or the deadline passed.
         """
-        parts, room = _target(key, out, offset, nbytes)
-        try:
-            got = self._read_into(key, parts, room, offset, nbytes, timeout)
-        except KvioError as exc:
-            self._counters.failed(exc, "reads")
-            raise
+        parts, room = reads.target(key, out, offset, nbytes)
+        limit = self._calls.limit(timeout)
+        work, deliver = reads.into(
+            self._backend, key, parts, room, offset, nbytes, private=limit is not None
+        )
+        with self._counters.failed_reads:
+            got = self._calls.run(
+                work, nbytes=room, timeout=limit, describe="the read", deliver=deliver
+            )
         self._counters.read(got)
         return got
 
@@ -174,17 +141,14 @@ class Store:
                 `read_block_into`.
         """
         check_key(key)
-        _check_range(offset, nbytes)
-        try:
+        reads.check_range(offset, nbytes)
+        with self._counters.failed_reads:
             view = self._calls.run(
                 lambda cancel: reads.read_fresh(self._backend, key, offset, nbytes, cancel),
                 nbytes=nbytes or 0,
                 timeout=timeout,
-                describe=f"reading block {key!r}",
+                describe="the read",
             )
-        except KvioError as exc:
-            self._counters.failed(exc, "reads")
-            raise
         self._counters.read(len(view))
         return view
 
@@ -238,7 +202,7 @@ class Store:
             nbytes=buffers.total_bytes(parts),
             read=False,
             timeout=timeout,
-            describe=f"writing block {key!r}",
+            describe="the write",
         )
         future.add_done_callback(self._counters.write_ended)
         return future
@@ -253,8 +217,8 @@ class Store:
         timeout: float | None = None,
     ) -> Future[int]:
         """Queue a `read_block_into`; queued reads go before queued writes."""
-        parts, room = _target(key, out, offset, nbytes)
-        limit = self._calls.timeout if timeout is None else timeout
+        parts, room = reads.target(key, out, offset, nbytes)
+        limit = self._calls.limit(timeout)
         work, deliver = reads.into(
             self._backend, key, parts, room, offset, nbytes, private=limit is not None
         )
@@ -263,7 +227,7 @@ class Store:
             nbytes=room,
             read=True,
             timeout=timeout,
-            describe=f"reading block {key!r}",
+            describe="the read",
             deliver=deliver,
         )
         future.add_done_callback(self._counters.read_ended)
@@ -279,9 +243,8 @@ class Store:
             CorruptBlockError: its trailer is not one.
         """
         check_key(key)
-        return self._calls.run(
-            lambda _: self._backend.stat_block(key), timeout=timeout, describe=f"stat of {key!r}"
-        )
+        look = self._backend.stat_block
+        return self._calls.run(lambda _: look(key), timeout=timeout, describe="the stat")
 
     def contains(self, key: str, *, timeout: float | None = None) -> bool:
         """Tell whether a block stands under a key and its trailer is intact."""
@@ -299,7 +262,7 @@ class Store:
         return self._calls.run(
             lambda _: self._backend.count_leading(wanted),
             timeout=timeout,
-            describe=f"looking up {len(wanted)} keys",
+            describe="the lookup",
         )
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
@@ -318,9 +281,8 @@ class Store:
     def verify_block(self, key: str, *, timeout: float | None = None) -> BlockResult:
         """Check a stored block to its last byte without returning any of it."""
         check_key(key)
-        return self._calls.run(
-            lambda _: self._backend.verify_block(key), timeout=timeout, describe=f"verify {key!r}"
-        )
+        check = self._backend.verify_block
+        return self._calls.run(lambda _: check(key), timeout=timeout, describe="the check")
 
     # Deleting
 
@@ -331,7 +293,7 @@ class Store:
             lambda _: self._backend.delete_block(key),
             read=False,
             timeout=timeout,
-            describe=f"deleting block {key!r}",
+            describe="the deletion",
         )
         self._counters.deleted(1)
         return gone
@@ -350,9 +312,7 @@ class Store:
         A writer on this machine is dead when its process is; of another machine's only age tells,
         and *older_than_s* must exceed the longest write.
         """
-        return self._calls.run(
-            lambda _: self._backend.sweep(older_than_s=older_than_s), read=False
-        )
+        return self._calls.run(lambda _: self._backend.sweep(older_than_s=older_than_s), read=False)
 
     # State
 
@@ -377,9 +337,8 @@ class Store:
         Raises:
             StorageTimeoutError: it had not in time.
         """
-        limit = self._settings.timeout if timeout is None else timeout
         with self._calls:
-            if not self._calls.executor.drain(timeout=limit):
+            if not self._calls.executor.drain(timeout=self._calls.limit(timeout)):
                 raise StorageTimeoutError("submitted work did not end in time")
 
     def close(self, *, timeout: float | None = None) -> None:
@@ -412,33 +371,6 @@ class Store:
             raise UnsupportedError(f"a {self._url.scheme} store cannot go to another process")
         return Store, (self._url, self._settings)
 
-    def _read_into(
-        self,
-        key: str,
-        parts: list[memoryview],
-        room: int,
-        offset: int,
-        nbytes: int | None,
-        timeout: float | None,
-    ) -> int:
-        limit = self._calls.timeout if timeout is None else timeout
-        work, deliver = reads.into(
-            self._backend, key, parts, room, offset, nbytes, private=limit is not None
-        )
-        if limit is None:
-            with self._calls:
-                return work(None)
-        pending = self._calls.start(
-            work,
-            nbytes=room,
-            read=True,
-            timeout=limit,
-            describe=f"reading block {key!r}",
-            deliver=deliver,
-        )
-        got: int = self._calls.wait(pending, time.monotonic() + limit)
-        return got
-
     def _after_fork(self) -> None:
         if not self._calls.closed:
             self._backend.after_fork()
@@ -450,26 +382,9 @@ def _check_if_exists(if_exists: str) -> None:
         raise ConfigError(f"if_exists must be 'keep', 'replace' or 'error', not {if_exists!r}")
 
 
-def _target(
-    key: str, out: Data, offset: int, nbytes: int | None
-) -> tuple[list[memoryview], int]:
-    check_key(key)
-    _check_range(offset, nbytes)
-    parts = buffers.as_parts(out, writable=True)
-    room = buffers.total_bytes(parts)
-    if nbytes is not None and nbytes > room:
-        raise BlockSizeError(f"nbytes={nbytes}, but the buffer has {room} bytes", key=key)
-    return parts, room
-
-
-def _check_range(offset: int, nbytes: int | None) -> None:
-    if offset < 0 or (nbytes is not None and nbytes < 0):
-        raise BlockSizeError(f"offset={offset} and nbytes={nbytes} must not be negative")
-
-
 def _renew_in_child() -> None:
     for store in tuple(_STORES):
-        store._after_fork()
+        store._after_fork()  # noqa: SLF001  # of this module's own class
 
 
 os.register_at_fork(after_in_child=_renew_in_child)

@@ -17,6 +17,7 @@ SOURCES = (
     "transfer.c",
     "write.c",
 )
+HEADERS = ("crc32c_tables.h", "kvio.cdef.h", "kvio.h", "sys.h", "transfer.h")
 
 ffibuilder = cffi.FFI()
 ffibuilder.cdef((Path(__file__).parent / "kvio.cdef.h").read_text(encoding="ascii"))
@@ -24,7 +25,7 @@ ffibuilder.set_source(
     "kvio._native._core",
     '#include "kvio.h"',
     sources=[str(HERE / name) for name in SOURCES],
-    depends=[str(HERE / name) for name in ("kvio.h", "kvio.cdef.h", "sys.h", "transfer.h", "crc32c_tables.h")],
+    depends=[str(HERE / name) for name in HEADERS],
     include_dirs=[str(HERE)],
     extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"],
 )

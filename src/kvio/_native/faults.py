@@ -1,4 +1,4 @@
-"""Failing system calls on purpose, for tests: the n-th call of a site fails, is cut short, or kills.
+"""Failing system calls on purpose, for tests: the n-th call of a site fails, or kills, or is short.
 
 Not part of the public interface. Outside `inject` the C core pays one comparison a call.
 """

@@ -50,7 +50,7 @@ def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
 class Target(NamedTuple):
     """One block of a group: where it lies and how it goes there."""
 
-    index: int
+    at: int
     key: str
     place: Place
     parts: Parts
@@ -107,7 +107,7 @@ class Engine:
             cancel=cancel,
         )
         for target, op in zip(ready, ops.array, strict=True):
-            results[target.index] = self.written(target, op)
+            results[target.at] = self.written(target, op)
         return results  # type: ignore[return-value]  # every index is filled by now
 
     def read(
@@ -120,10 +120,14 @@ class Engine:
             for i, (key, parts, nbytes) in enumerate(items)
         ]
         ops, ready, results = self.run(
-            lib.kvio_read_batch, targets, flags=self.flags, verify=self.options.verify, cancel=cancel
+            lib.kvio_read_batch,
+            targets,
+            flags=self.flags,
+            verify=self.options.verify,
+            cancel=cancel,
         )
         for target, op in zip(ready, ops.array, strict=True):
-            results[target.index] = self.was_read(target, op)
+            results[target.at] = self.was_read(target, op)
         return results  # type: ignore[return-value]  # every index is filled by now
 
     def run_one(
@@ -201,7 +205,7 @@ class Engine:
             lib.kvio_stat_batch, targets, flags=flags, verify=self.options.verify
         )
         for count, (target, op) in enumerate(zip(ready, ops.array, strict=True)):
-            if target.index != count or op.status:
+            if target.at != count or op.status:
                 return count
         return len(ready)
 
@@ -270,7 +274,7 @@ class Engine:
             try:
                 fds.append(get(target.place.directory, create=create, leased=leased))
             except OSError as exc:
-                results[target.index] = self._no_directory(target.key, exc)
+                results[target.at] = self._no_directory(target.key, exc)
             else:
                 ready.append(target)
         return ready, fds

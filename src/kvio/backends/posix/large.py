@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvio import _native
 from kvio._native import lib
@@ -16,6 +16,15 @@ from kvio.backends.posix.engine import IF_EXISTS, Engine, Target
 from kvio.types import BlockResult, Cancellation, IfExists, IOMode, Parts, ReadItem, WriteItem
 
 _MIN_SEGMENTS = 4
+
+
+class Settings(NamedTuple):
+    """What the calls for a block's ranges have in common."""
+
+    flags: int
+    if_exists: int
+    verify: str
+    cancel: Cancellation | None
 
 
 def write(
@@ -48,9 +57,9 @@ def read(engine: Engine, item: ReadItem, cancel: Cancellation | None) -> BlockRe
     if item.nbytes < _MIN_SEGMENTS * engine.options.segment_bytes:
         return None
     decision = engine.policy.for_read(item.nbytes, 1)
-    if decision.mode is IOMode.DIRECT and not decision.unless_hot:
-        if _is_aligned(engine, item.parts):
-            return None
+    always_direct = decision.mode is IOMode.DIRECT and not decision.unless_hot
+    if always_direct and _is_aligned(engine, item.parts):
+        return None
     target = Target(0, item.key, engine.place(item.key), item.parts, item.nbytes, decision)
     segments = partial(_read_segments, engine, cancel)
     ops, _, results = engine.run(
@@ -74,7 +83,7 @@ def _write_segments(
     if begun:
         return int(begun == 1)
     last = _cuts(op.nbytes, engine.options.segment_bytes)[-1]
-    settings = (flags, IF_EXISTS[if_exists], "full", cancel)
+    settings = Settings(flags, IF_EXISTS[if_exists], "full", cancel)
     status = _run_ranges(engine, lib.kvio_write_range, settings, op, last[0])
     if status == 0:
         crc = _native.ffi.new("uint32_t *", op.crc)
@@ -95,7 +104,7 @@ def _read_segments(
     if lib.kvio_read_begin(call, op) < 0:
         return 0
     stored = op.crc
-    settings = (engine.flags, 0, engine.options.verify, cancel)
+    settings = Settings(engine.flags, 0, engine.options.verify, cancel)
     status = _run_ranges(engine, lib.kvio_read_range, settings, op, op.nbytes)
     lib.kvio_read_end(call, op)
     checked = engine.options.verify == "full" and op.flags & lib.KVIO_OP_HAS_CHECKSUM
@@ -109,9 +118,7 @@ def _read_segments(
     return int(status == 0)
 
 
-def _run_ranges(
-    engine: Engine, function: Any, settings: tuple[Any, ...], op: Any, nbytes: int
-) -> int:
+def _run_ranges(engine: Engine, function: Any, settings: Settings, op: Any, nbytes: int) -> int:
     """Transfer [0, nbytes) in segments; joins their checksums into op.crc."""
     cuts = _cuts(nbytes, engine.options.segment_bytes)
     tasks: list[Callable[[], tuple[int, int]]] = [
@@ -125,9 +132,10 @@ def _run_ranges(
 
 
 def _run_range(
-    engine: Engine, function: Any, settings: tuple[Any, ...], op: Any, start: int, nbytes: int
+    engine: Engine, function: Any, settings: Settings, op: Any, start: int, nbytes: int
 ) -> tuple[int, int]:
-    with engine.call(*settings, op.mode_taken == lib.KVIO_MODE_DIRECT) as call:
+    bounce = op.mode_taken == lib.KVIO_MODE_DIRECT
+    with engine.call(*settings, bounce) as call:
         crc = _native.ffi.new("uint32_t *")
         return function(call, op, start, nbytes, crc), crc[0]
 
