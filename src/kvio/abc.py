@@ -135,6 +135,11 @@ class Backend(ABC):
     def after_fork(self) -> None:
         """Make ready for use in a child process: renew locks and descriptors."""
 
-    def sweep(self, *, older_than_s: float) -> list[str]:
+    def sweep(self, *, older_than_s: float, dry_run: bool = False) -> list[str]:
         """Remove temporaries that dead writers left and name them; none on most media."""
         return []
+
+    @property
+    def modes_taken(self) -> dict[str, int]:
+        """Count blocks written and read by I/O mode, where there is more than one."""
+        return {}

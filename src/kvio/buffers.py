@@ -7,13 +7,14 @@ bfloat16 included) is taken by address. Nothing is ever copied to make it fit.
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 from kvio import _dlpack, _native
-from kvio.errors import BlockSizeError
+from kvio.errors import BlockSizeError, storage_error
 
 #: A buffer, a CPU tensor, or a sequence of them: the pieces of one block, in order.
 Data: TypeAlias = Any
@@ -96,7 +97,10 @@ class BouncePool:
         with self._lock:
             if self._free:
                 return self._free.pop()
-        return aligned(self.nbytes, self._alignment)
+        try:
+            return aligned(self.nbytes, self._alignment)
+        except MemoryError as exc:
+            raise storage_error(errno.ENOMEM, "allocate a bounce buffer") from exc
 
     def give(self, buffer: memoryview) -> None:
         """Take a buffer back, or free it when enough are kept."""

@@ -26,7 +26,6 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._modes: Counter[str] = Counter()
         self.failed_writes = _CountFailures(self, "writes")
         self.failed_reads = _CountFailures(self, "reads")
 
@@ -91,12 +90,14 @@ class Counters:
         with self._lock:
             self._counts["deletes"] += blocks
 
-    def snapshot(self, queued_bytes: int, quarantined_threads: int) -> StoreStats:
+    def snapshot(
+        self, modes: dict[str, int], queued_bytes: int, quarantined_threads: int
+    ) -> StoreStats:
         """Give the counts as they are now."""
         with self._lock:
             return StoreStats(
                 **self._counts,
-                modes=dict(self._modes),
+                modes=modes,
                 queued_bytes=queued_bytes,
                 quarantined_threads=quarantined_threads,
             )
@@ -107,7 +108,6 @@ class Counters:
             self._counts["kept"] += 1
         else:
             self._counts["bytes_written"] += receipt.nbytes
-            self._modes[receipt.mode] += 1
 
 
 class _CountFailures:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Final
 
 from kvio.errors import StorageTimeoutError, StoreClosedError
@@ -102,7 +102,11 @@ class Executor:
                 _run(job)
 
         self._add_helpers([Job(work, nbytes=0, read=True) for _ in ordered[: self._wanted][1:]])
-        work()
+        try:
+            work()
+        finally:
+            _drop(jobs)
+            wait([job.future for job in ordered])
         return [job.future.result() for job in ordered]
 
     def abandon(self, job: Job) -> None:
@@ -123,8 +127,8 @@ class Executor:
     def close(self, *, timeout: float | None = None) -> bool:
         """Finish what is queued, then end the threads.
 
-        After *timeout* seconds what is still queued is cancelled instead; False if a thread had
-        not ended even then.
+        After *timeout* seconds what is still queued is cancelled instead. False if a thread has
+        not ended: one that is still busy then, or one that was quarantined before.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
@@ -138,10 +142,8 @@ class Executor:
             queued = (*self._reads, *self._writes)
             self._reads.clear()
             self._writes.clear()
-        for job in queued:
-            job.future.cancel()
-            job.future.set_running_or_notify_cancel()
-        return not any(thread.is_alive() for thread in threads)
+        _drop(deque(queued))
+        return not any(thread.is_alive() for thread in (*threads, *self._quarantined))
 
     def _abandon(self, job: Job) -> None:
         if job.future.done():
@@ -220,6 +222,17 @@ class Executor:
     def _release(self, job: Job) -> None:
         self.queued_bytes -= job.nbytes
         self._room.notify_all()
+
+
+def _drop(jobs: deque[Job]) -> None:
+    """Cancel jobs that nobody has started."""
+    while jobs:
+        try:
+            job = jobs.popleft()
+        except IndexError:
+            return
+        job.future.cancel()
+        job.future.set_running_or_notify_cancel()
 
 
 def _run(job: Job) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from kvio.errors import ConfigError
@@ -79,6 +78,17 @@ class Calibration:
                 return step.mode
         return IOMode.BUFFERED
 
+    def replacing(self, mode: IOMode, other: IOMode) -> Calibration:
+        """Give the same calibration with one mode put in the place of another."""
+
+        def swap(table: dict[int, tuple[Step, ...]]) -> dict[int, tuple[Step, ...]]:
+            return {
+                level: tuple(Step(s.below_nbytes, other if s.mode is mode else s.mode) for s in row)
+                for level, row in table.items()
+            }
+
+        return Calibration(swap(self.write), swap(self.read), self.reason)
+
 
 DEFAULT_CALIBRATION: Final = Calibration(
     write={1: (Step(WRITE_DIRECT_FROM, IOMode.BUFFERED), Step(None, IOMode.DIRECT))},
@@ -92,14 +102,14 @@ class Hybrid:
 
     def __init__(self, calibration: Calibration = DEFAULT_CALIBRATION) -> None:
         self.calibration = calibration
-        self.for_write = lru_cache(maxsize=4096)(self._for_write)
-        self.for_read = lru_cache(maxsize=4096)(self._for_read)
 
-    def _for_write(self, nbytes: int, concurrency: int) -> Decision:
+    def for_write(self, nbytes: int, concurrency: int) -> Decision:
+        """Decide for a write."""
         mode = self.calibration.pick(self.calibration.write, nbytes, concurrency)
         return Decision(mode, f"{nbytes} bytes, {self.calibration.reason}")
 
-    def _for_read(self, nbytes: int, concurrency: int) -> Decision:
+    def for_read(self, nbytes: int, concurrency: int) -> Decision:
+        """Decide for a read."""
         mode = self.calibration.pick(self.calibration.read, nbytes, concurrency)
         reason = f"{nbytes} bytes, {self.calibration.reason}"
         return Decision(mode, reason, unless_hot=mode is IOMode.DIRECT)

@@ -18,6 +18,7 @@ from kvio.errors import (
     BlockNotFoundError,
     ConfigError,
     CorruptBlockError,
+    KvioError,
     StorageTimeoutError,
     UnsupportedError,
 )
@@ -306,13 +307,16 @@ class Store:
         self._counters.deleted(len(results))
         return results
 
-    def sweep(self, *, older_than_s: float = 86400.0) -> list[str]:
-        """Remove temporaries of dead writers and name them.
+    def sweep(self, *, older_than_s: float = 86400.0, dry_run: bool = False) -> list[str]:
+        """Remove temporaries of dead writers and name them; *dry_run* only names them.
 
-        A writer on this machine is dead when its process is; of another machine's only age tells,
-        and *older_than_s* must exceed the longest write.
+        A writer on this machine is dead when its process is; of another machine's only the time
+        since it last wrote tells, and *older_than_s* must exceed the longest pause.
         """
-        return self._calls.run(lambda _: self._backend.sweep(older_than_s=older_than_s), read=False)
+        sweep = self._backend.sweep
+        return self._calls.run(
+            lambda _: sweep(older_than_s=older_than_s, dry_run=dry_run), read=False
+        )
 
     # State
 
@@ -329,7 +333,8 @@ class Store:
     def stats(self) -> StoreStats:
         """Count what happened since the store was opened."""
         executor = self._calls.executor
-        return self._counters.snapshot(executor.queued_bytes, executor.quarantined)
+        modes = self._backend.modes_taken
+        return self._counters.snapshot(modes, executor.queued_bytes, executor.quarantined)
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything submitted has ended; adds no durability.
@@ -372,9 +377,13 @@ class Store:
         return Store, (self._url, self._settings)
 
     def _after_fork(self) -> None:
-        if not self._calls.closed:
+        if self._calls.closed:
+            return
+        self._start()
+        try:
             self._backend.after_fork()
-            self._start()
+        except KvioError:
+            self._calls.closed = True  # the medium is gone; descriptors must not be used again
 
 
 def _check_if_exists(if_exists: str) -> None:

@@ -6,17 +6,20 @@ that carries them (`Ops.keep`).
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from itertools import accumulate, repeat
+from typing import Any, Final
 
 from kvio._native import _core  # type: ignore[attr-defined]  # built by cffi
 from kvio._native.faults import current_fault
 
 ffi: Final[Any] = _core.ffi
 lib: Final[Any] = _core.lib
+from_buffer: Final[Any] = ffi.from_buffer
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 #: Names of the system call sites, for messages.
 SITES: Final = (
@@ -33,20 +36,7 @@ CORRUPTIONS: Final = (
 )  # fmt: skip
 
 
-class Request(NamedTuple):
-    """One operation as the C core wants it; field order is that of ``kvio_op``."""
-
-    dirfd: int
-    mode: int
-    name: bytes
-    parts: Sequence[memoryview]
-    nbytes: int
-    offset: int
-    key_hash: bytes
-    flags: int
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Ops:
     """An array of operations and everything its addresses point into."""
 
@@ -55,19 +45,64 @@ class Ops:
     keep: tuple[object, ...]
 
 
-def make_ops(requests: Sequence[Request]) -> Ops:
-    """Lay requests out as one C array."""
-    views = [ffi.from_buffer(part) for request in requests for part in request.parts]
-    parts = ffi.new("kvio_part[]", [(view, len(view)) for view in views])
-    names = [ffi.from_buffer(request.name + b"\0") for request in requests]
-    rows = []
-    at = 0
-    for (dirfd, mode, _, own, nbytes, offset, key_hash, flags), name in zip(
-        requests, names, strict=True
-    ):
-        rows.append((dirfd, mode, name, parts + at, len(own), nbytes, offset, key_hash, flags))
-        at += len(own)
-    return Ops(ffi.new("kvio_op[]", rows), len(requests), (views, parts, names))
+NO_OPS: Final = Ops((), 0, ())
+
+
+def make_ops(
+    dirfds: Sequence[int],
+    modes: Sequence[int],
+    names: Sequence[bytes],
+    parts: Sequence[Sequence[memoryview]],
+    sizes: Sequence[int],
+    key_hashes: Sequence[bytes],
+    *,
+    offset: int = 0,
+    flags: int = 0,
+) -> Ops:
+    """Lay requests, given column by column, out as one C array."""
+    if len(dirfds) == 1:
+        row = (dirfds[0], modes[0], names[0], sizes[0], offset, key_hashes[0], flags)
+        return _make_op(*row, parts[0])
+    views = [from_buffer(part) for own in parts for part in own]
+    c_parts = ffi.new("kvio_part[]", [(view, len(view)) for view in views])
+    text = from_buffer(b"\0".join(names) + b"\0")
+    counts = list(map(len, parts))
+    rows = zip(
+        dirfds,
+        modes,
+        _offsets(text, [len(name) + 1 for name in names]),
+        _offsets(c_parts, counts),
+        counts,
+        sizes,
+        repeat(offset),
+        key_hashes,
+        repeat(flags),
+        strict=False,
+    )
+    return Ops(ffi.new("kvio_op[]", list(rows)), len(dirfds), (views, c_parts, text))
+
+
+def _make_op(
+    dirfd: int,
+    mode: int,
+    name: bytes,
+    nbytes: int,
+    offset: int,
+    key_hash: bytes,
+    flags: int,
+    parts: Sequence[memoryview],
+) -> Ops:
+    """The same for one request, in half the time."""
+    views = [from_buffer(part) for part in parts]
+    c_parts = ffi.new("kvio_part[]", [(view, len(view)) for view in views])
+    text = from_buffer(name + b"\0")
+    row = (dirfd, mode, text, c_parts, len(views), nbytes, offset, key_hash, flags)
+    return Ops(ffi.new("kvio_op[]", (row,)), 1, (views, c_parts, text))
+
+
+def _offsets(base: Any, steps: Sequence[int]) -> list[Any]:
+    """Give the pointers base, base + steps[0], base + steps[0] + steps[1], …, one a step."""
+    return [base + at for at in accumulate(steps[:-1], initial=0)]
 
 
 def make_call(
@@ -118,10 +153,21 @@ def probe(dirfd: int, name: str) -> dict[str, int]:
 
 def cached_fraction(fd: int, nbytes: int) -> float | None:
     """Tell how much of a file is in the page cache; None where the kernel does not say."""
-    resident = ffi.new("uint64_t *")
-    if nbytes == 0 or lib.kvio_cached_pages(fd, 0, nbytes, resident) < 0:
+    pages = _cached_pages(fd, nbytes)
+    return None if pages is None else float(min(1.0, pages[0] * _PAGE_BYTES / nbytes))
+
+
+def dirty_bytes(fd: int, nbytes: int) -> int | None:
+    """Tell how much of a file still has to reach the disk; None where the kernel does not say."""
+    pages = _cached_pages(fd, nbytes)
+    return None if pages is None else pages[1] * _PAGE_BYTES
+
+
+def _cached_pages(fd: int, nbytes: int) -> tuple[int, int] | None:
+    resident, dirty = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+    if nbytes == 0 or lib.kvio_cached_pages(fd, 0, nbytes, resident, dirty) < 0:
         return None
-    return float(min(1.0, resident[0] * os.sysconf("SC_PAGE_SIZE") / nbytes))
+    return resident[0], dirty[0]
 
 
 def drop_cache(fd: int) -> None:
@@ -181,13 +227,3 @@ def crc32c_implementation() -> str:
     """Name the instructions the checksum uses on this processor."""
     names = ("portable", "sse4.2", "avx512-vpclmulqdq", "armv8-crc")
     return names[lib.kvio_crc32c_implementation()]
-
-
-def close(fd: int) -> None:
-    """Close a descriptor this module opened."""
-    os.close(fd)
-
-
-def is_unsupported(status: int) -> bool:
-    """Tell an errno that means "not here" from one that means "not now"."""
-    return -status in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)

@@ -145,10 +145,10 @@ static void probe_direct(int fd, kvio_probe_result *result)
 static void probe_cache(int fd, kvio_probe_result *result)
 {
 	struct iovec iov = { (uint8_t[1]){ 0 }, 1 };
-	uint64_t pages;
+	uint64_t pages, dirty;
 
 	result->dontcache = pwritev2(fd, &iov, 1, 0, RWF_DONTCACHE) < 0 ? -errno : 0;
-	result->cachestat = kvio_cached_pages(fd, 0, 1, &pages);
+	result->cachestat = kvio_cached_pages(fd, 0, 1, &pages, &dirty);
 }
 
 /* Each form on an inode of its own: one whose last name went cannot be linked again. */

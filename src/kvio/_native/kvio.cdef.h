@@ -56,10 +56,11 @@
 #define KVIO_VERIFY_FULL 2
 
 /* kvio_op.flags: a part of a block is wanted; check a block and return no bytes;
- * answer: the trailer carries a checksum of the payload. */
+ * answers: the trailer carries a checksum of the payload; the name stood before. */
 #define KVIO_OP_RANGE 1
 #define KVIO_OP_SCRUB 2
 #define KVIO_OP_HAS_CHECKSUM 16
+#define KVIO_OP_REPLACED 32
 
 /* kvio_op.mode */
 #define KVIO_MODE_BUFFERED 0
@@ -187,7 +188,8 @@ int kvio_read_end(kvio_call *call, kvio_op *op);
 /* Directories.  Paths are relative, made of validated components, never followed through links. */
 int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create);
 int kvio_probe(int dirfd, const char *temp_prefix, kvio_probe_result *result);
-int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident);
+int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident,
+		      uint64_t *dirty);
 int kvio_drop_cache(int fd);
 
 /* Memory. */

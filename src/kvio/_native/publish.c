@@ -200,6 +200,7 @@ static int replace(kvio_call *call, kvio_op *op)
 	if (r < 0)
 		return failed(op, KVIO_SITE_RENAME, r);
 	op->temp[0] = 0;
+	op->flags |= KVIO_OP_REPLACED;
 	return 0;
 }
 

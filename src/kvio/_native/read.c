@@ -26,6 +26,13 @@ static int dir_is_gone(kvio_call *call, const kvio_op *op)
 	return !sys_fstat(call->fault, op->dirfd, &st) && !st.st_nlink;
 }
 
+static int is_regular(kvio_call *call, const kvio_op *op)
+{
+	struct stat st;
+
+	return !sys_fstatat(call->fault, op->dirfd, op->name, &st) && S_ISREG(st.st_mode);
+}
+
 /* O_NONBLOCK: a foreign FIFO under the name must not hang the open. */
 static int open_block(kvio_call *call, kvio_op *op)
 {
@@ -34,7 +41,7 @@ static int open_block(kvio_call *call, kvio_op *op)
 	int r = sys_openat(call->fault, KVIO_SITE_OPEN_READ, op->dirfd, op->name,
 			   O_RDONLY | O_NOFOLLOW | O_NONBLOCK | direct, 0);
 
-	if (r == -ELOOP)
+	if (r == -ELOOP || r == -ENXIO || (r == -EINVAL && direct && !is_regular(call, op)))
 		return corrupt(op, KVIO_BAD_KIND);
 	if (r < 0)
 		return failed(op, KVIO_SITE_OPEN_READ,
@@ -43,6 +50,8 @@ static int open_block(kvio_call *call, kvio_op *op)
 	r = sys_fstat(call->fault, op->fd, &st);
 	if (r < 0)
 		return failed(op, KVIO_SITE_FSTAT, r);
+	if (S_ISDIR(st.st_mode))	/* layout=plain: the first part of longer keys */
+		return failed(op, KVIO_SITE_OPEN_READ, -ENOENT);
 	if (!S_ISREG(st.st_mode))
 		return corrupt(op, KVIO_BAD_KIND);
 	op->file_nbytes = (uint64_t)st.st_size;
@@ -60,14 +69,17 @@ static int close_block(kvio_call *call, kvio_op *op, int r)
 	return r;
 }
 
-int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident)
+int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident,
+		      uint64_t *dirty)
 {
 	struct kvio_cachestat_range range = { offset, nbytes };
 	struct kvio_cachestat stat;
 	int r = sys_cachestat(NULL, fd, &range, &stat);
 
-	if (!r)
+	if (!r) {
 		*resident = stat.nr_cache;
+		*dirty = stat.nr_dirty + stat.nr_writeback;
+	}
 	return r;
 }
 

@@ -143,7 +143,9 @@ static void sync_dirs(kvio_call *call, kvio_op *ops, size_t nops)
 	}
 }
 
-/* A close that fails tells of bytes that never arrived: the new name goes again. */
+/* A close that fails tells of bytes that never arrived: a name that is new goes
+ * again.  One that replaced another stays, without a receipt: what it replaced
+ * cannot be brought back, and its checksum tells readers. */
 static void close_one(kvio_call *call, kvio_op *op)
 {
 	int r;
@@ -153,7 +155,8 @@ static void close_one(kvio_call *call, kvio_op *op)
 	r = sys_close(call->fault, op->fd);
 	op->fd = -1;
 	if (r < 0 && !op->status) {
-		sys_unlinkat(call->fault, op->dirfd, op->name);
+		if (!(op->flags & KVIO_OP_REPLACED))
+			sys_unlinkat(call->fault, op->dirfd, op->name);
 		op->status = failed(op, KVIO_SITE_CLOSE, r);
 	}
 }
@@ -195,6 +198,8 @@ int kvio_write_begin(kvio_call *call, kvio_op *op)
 {
 	int r = settle_existing(call, op);
 
+	if (!r && op->existed && call->flags & KVIO_DURABLE)
+		r = kvio_sync_dir(call, op);
 	if (!r && op->existed)
 		return 1;
 	if (!r)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
@@ -12,11 +11,17 @@ from typing import ClassVar, Self
 from kvio._native import lib
 from kvio.abc import Backend, RunAll
 from kvio.backends.posix import large, outcome
-from kvio.backends.posix.engine import Engine
-from kvio.backends.posix.layout import Directories, key_of, make_fan_out, walk_files
+from kvio.backends.posix.engine import Engine, chooser
+from kvio.backends.posix.layout import Directories, key_of, make_fan_out, placer, walk_files
 from kvio.backends.posix.medium import Medium, examine
 from kvio.backends.posix.options import PosixOptions, options_from_url
-from kvio.backends.posix.root import CALIBRATION_NAME, is_leftover, open_root, temp_prefix
+from kvio.backends.posix.root import (
+    CALIBRATION_NAME,
+    TEMP_MARK,
+    is_leftover,
+    open_root,
+    temp_prefix,
+)
 from kvio.buffers import BouncePool, total_bytes
 from kvio.errors import BlockNotFoundError, UnsupportedError, storage_error
 from kvio.policies import Always, Policy, load_calibration
@@ -75,7 +80,7 @@ class PosixBackend(Backend):
         options = self.options
         prefix = temp_prefix()
         try:
-            medium = examine(self._rootfd, prefix + "0" * 32)
+            medium = examine(self._rootfd, prefix + os.urandom(16).hex())
         except OSError as exc:
             raise storage_error(exc.errno or errno.EIO, f"probe root {options.root!r}") from exc
         self._refuse_what_cannot_be(medium)
@@ -84,12 +89,15 @@ class PosixBackend(Backend):
         directories = Directories(self._rootfd, durable=durable)
         if durable and options.layout == "block":
             make_fan_out(directories)
+        policy = self.choose_policy(medium)
         return Engine(
             name=self.name,
             options=options,
             medium=medium,
-            policy=self.choose_policy(medium),
+            for_write=chooser(policy.for_write),
+            for_read=chooser(policy.for_read),
             directories=directories,
+            place=placer(options.layout, options.namespace),
             bounce=BouncePool(options.segment_bytes + spare, limit=_KEPT_BOUNCE_BUFFERS),
             publish=self._first_publish_form(medium),
             temp_prefix=prefix.encode(),
@@ -140,7 +148,7 @@ class PosixBackend(Backend):
         item = WriteItem(key, parts, total_bytes(parts))
         result = large.write(self._engine, item, if_exists, cancel)
         if result is None:
-            result = self._engine.write([item], if_exists, cancel, 1)[0]
+            result = self._engine.write([item], if_exists, cancel)[0]
         if result.error is not None:
             raise result.error
         assert result.receipt is not None
@@ -160,7 +168,7 @@ class PosixBackend(Backend):
             return self._read_range(item, offset, nbytes, cancel)
         result = large.read(self._engine, item, cancel)
         if result is None:
-            result = self._engine.read([item], cancel, 1)[0]
+            result = self._engine.read([item], cancel)[0]
         if result.error is not None:
             raise result.error
         return result.nbytes
@@ -175,7 +183,7 @@ class PosixBackend(Backend):
             parts=item.parts,
             nbytes=room,
             offset=offset,
-            decision=self._engine.policy.for_read(room, 1),
+            choice=self._engine.for_read(room, 1),
             op_flags=lib.KVIO_OP_RANGE,
             cancel=cancel,
         )
@@ -186,12 +194,12 @@ class PosixBackend(Backend):
     def write_blocks(
         self, items: Sequence[WriteItem], *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> list[BlockResult]:
-        return self._engine.write(items, if_exists, cancel, len(items))
+        return self._engine.write(items, if_exists, cancel)
 
     def read_blocks_into(
         self, items: Sequence[ReadItem], *, cancel: Cancellation | None = None
     ) -> list[BlockResult]:
-        return self._engine.read(items, cancel, len(items))
+        return self._engine.read(items, cancel)
 
     def stat_block(self, key: str) -> BlockStat:
         ops, error = self._engine.run_one(lib.kvio_stat_batch, key)
@@ -234,24 +242,29 @@ class PosixBackend(Backend):
             if key is not None and key.startswith(prefix):
                 yield key
 
-    def sweep(self, *, older_than_s: float) -> list[str]:
-        now_s = time.time()
+    def sweep(self, *, older_than_s: float, dry_run: bool = False) -> list[str]:
         swept = []
         for directory, name in walk_files(self._rootfd, self.options.layout):
-            if is_leftover(name, now_s=now_s, older_than_s=older_than_s):
-                path = Path(self.options.root, directory, name)
-                path.unlink(missing_ok=True)
+            path = Path(self.options.root, directory, name)
+            if name.startswith(TEMP_MARK) and is_leftover(path, older_than_s=older_than_s):
+                if not dry_run:
+                    path.unlink(missing_ok=True)
                 swept.append(str(path))
         return swept
+
+    @property
+    def modes_taken(self) -> dict[str, int]:
+        with self._engine.lock:
+            counts = zip(outcome.MODES, self._engine.modes_taken, strict=True)
+            return {str(mode): count for mode, count in counts if count}
 
     def use_threads(self, run_all: RunAll) -> None:
         self._engine.run_all = run_all
 
     def after_fork(self) -> None:
-        run_all = self._engine.run_all
-        self.close()
+        for fd in (*self._engine.directories.kept.values(), self._rootfd):
+            os.close(fd)  # without the lock: another thread may have held it at the fork
         self._open()
-        self._engine.run_all = run_all
 
     def close(self) -> None:
         self._engine.directories.close()
@@ -285,4 +298,7 @@ class Hybrid(PosixBackend):
         path = Path(self.options.root, CALIBRATION_NAME)
         if self.options.calibration == "none" or not path.exists():
             return HybridPolicy()
-        return HybridPolicy(load_calibration(path.read_text(encoding="utf-8"), str(path)))
+        calibration = load_calibration(path.read_text(encoding="utf-8"), str(path))
+        if not medium.dontcache:
+            calibration = calibration.replacing(IOMode.DONTCACHE, IOMode.BUFFERED)
+        return HybridPolicy(calibration)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import os
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
 
 from kvio import _native
-from kvio._native import Ops, Request, lib
+from kvio._native import Ops, lib
 from kvio.abc import RunAll
 from kvio.backends.posix import outcome
-from kvio.backends.posix.layout import Directories, Place, place
+from kvio.backends.posix.layout import Directories, Place, Placer
 from kvio.backends.posix.medium import Medium
 from kvio.backends.posix.options import PosixOptions
 from kvio.buffers import BouncePool
 from kvio.errors import BlockNotFoundError, KvioError, storage_error
-from kvio.policies import Decision, Policy
+from kvio.policies import Decision
 from kvio.types import (
     BlockResult,
     BlockStatus,
@@ -36,10 +38,20 @@ VERIFY: Final = {
     "length": lib.KVIO_VERIFY_LENGTH,
     "full": lib.KVIO_VERIFY_FULL,
 }
-_BUFFERED: Final[int] = lib.KVIO_MODE_BUFFERED
-_DIRECT: Final[int] = lib.KVIO_MODE_DIRECT
-_UNLESS_HOT: Final[int] = lib.KVIO_MODE_DIRECT_IF_COLD
+_MODES: Final = {
+    (IOMode.BUFFERED, False): lib.KVIO_MODE_BUFFERED,
+    (IOMode.DONTCACHE, False): lib.KVIO_MODE_DONTCACHE,
+    (IOMode.DIRECT, False): lib.KVIO_MODE_DIRECT,
+    (IOMode.DIRECT, True): lib.KVIO_MODE_DIRECT_IF_COLD,
+}
 _STALE: Final = -errno.ESTALE
+_BUFFERED: Final[int] = lib.KVIO_MODE_BUFFERED
+_BOUNCING: Final = frozenset((lib.KVIO_MODE_DIRECT, lib.KVIO_MODE_DIRECT_IF_COLD))
+
+#: A decision as the C core wants it: its number for the mode, and the reason.
+Choice: TypeAlias = tuple[int, str]
+Chooser: TypeAlias = Callable[[int, int], Choice]
+_LOOK: Final = (_BUFFERED, "")
 
 
 def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -47,15 +59,35 @@ def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
     return [task() for task in tasks]
 
 
-class Target(NamedTuple):
-    """One block of a group: where it lies and how it goes there."""
+def chooser(decide: Callable[[int, int], Decision]) -> Chooser:
+    """Make a policy's decision by size and concurrency as quick as a look-up."""
 
-    at: int
-    key: str
-    place: Place
-    parts: Parts
-    nbytes: int
-    decision: Decision
+    @lru_cache(maxsize=4096)
+    def choose(nbytes: int, concurrency: int) -> Choice:
+        decision = decide(nbytes, concurrency)
+        return _MODES[decision.mode, decision.unless_hot], decision.reason
+
+    return choose
+
+
+@dataclass(slots=True)
+class Group:
+    """Blocks that one C call handles, column by column, and what became of them.
+
+    *ops* are the operations that ran, one for each index in *ready*; the results of blocks that
+    could not run are in *failures* by index.
+    """
+
+    keys: Sequence[str]
+    places: Sequence[Place]
+    parts: Sequence[Parts]
+    sizes: Sequence[int]
+    choices: Sequence[Choice]
+    offset: int = 0
+    op_flags: int = 0
+    ready: Sequence[int] = ()
+    failures: dict[int, BlockResult] = field(default_factory=dict)
+    ops: Ops = _native.NO_OPS
 
 
 @dataclass(slots=True)
@@ -65,14 +97,20 @@ class Engine:
     name: str
     options: PosixOptions
     medium: Medium
-    policy: Policy
+    for_write: Chooser
+    for_read: Chooser
     directories: Directories
+    place: Placer
     bounce: BouncePool
     publish: int
     temp_prefix: bytes
     run_all: RunAll = run_in_turn
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    in_flight: int = 0
+    modes_taken: list[int] = field(default_factory=lambda: [0, 0, 0])
     level: Level = field(init=False)
     flags: int = field(init=False)
+    write_flags: int = field(init=False)
     checksum: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,54 +119,33 @@ class Engine:
         self.flags = lib.KVIO_TRAILER if self.options.layout == "block" else 0
         if self.level is Level.DURABLE:
             self.flags |= lib.KVIO_DURABLE
+        self.write_flags = self.flags | (lib.KVIO_CHECKSUM if self.checksum else 0)
 
-    # Groups
+    # Whole groups
 
     def write(
         self,
         items: Sequence[WriteItem],
         if_exists: IfExists,
         cancel: Cancellation | None,
-        concurrency: int,
     ) -> list[BlockResult]:
         """Write a group; results in order."""
-        decide = self.policy.for_write
-        targets = [
-            Target(i, key, self.place(key), parts, nbytes, decide(nbytes, concurrency))
-            for i, (key, parts, nbytes) in enumerate(items)
-        ]
-        flags = self.flags | (lib.KVIO_CHECKSUM if self.checksum else 0)
-        ops, ready, results = self.run(
+        group = self.group(items, self.for_write)
+        self.run(
             lib.kvio_write_batch,
-            targets,
+            group,
+            self.write_flags,
             create=True,
-            flags=flags,
             if_exists=IF_EXISTS[if_exists],
             cancel=cancel,
         )
-        for target, op in zip(ready, ops.array, strict=True):
-            results[target.at] = self.written(target, op)
-        return results  # type: ignore[return-value]  # every index is filled by now
+        return self._in_order(group, self.written)
 
-    def read(
-        self, items: Sequence[ReadItem], cancel: Cancellation | None, concurrency: int
-    ) -> list[BlockResult]:
+    def read(self, items: Sequence[ReadItem], cancel: Cancellation | None) -> list[BlockResult]:
         """Read a group of whole blocks; results in order."""
-        decide = self.policy.for_read
-        targets = [
-            Target(i, key, self.place(key), parts, nbytes, decide(nbytes, concurrency))
-            for i, (key, parts, nbytes) in enumerate(items)
-        ]
-        ops, ready, results = self.run(
-            lib.kvio_read_batch,
-            targets,
-            flags=self.flags,
-            verify=self.options.verify,
-            cancel=cancel,
-        )
-        for target, op in zip(ready, ops.array, strict=True):
-            results[target.at] = self.was_read(target, op)
-        return results  # type: ignore[return-value]  # every index is filled by now
+        group = self.group(items, self.for_read)
+        self.run(lib.kvio_read_batch, group, self.flags, verify=self.options.verify, cancel=cancel)
+        return self._in_order(group, self.was_read)
 
     def run_one(
         self,
@@ -138,104 +155,89 @@ class Engine:
         parts: Parts = (),
         nbytes: int = 0,
         offset: int = 0,
-        decision: Decision | None = None,
+        choice: Choice = _LOOK,
         op_flags: int = 0,
         verify: str | None = None,
         cancel: Cancellation | None = None,
     ) -> tuple[Ops, KvioError | None]:
         """Run one operation; the operation as it ended, and its error if it failed."""
-        target = Target(
-            0, key, self.place(key), parts, nbytes, decision or Decision(IOMode.BUFFERED, "")
+        group = Group([key], [self.place(key)], [parts], [nbytes], [choice], offset, op_flags)
+        self.run(function, group, self.flags, verify=verify or self.options.verify, cancel=cancel)
+        if group.failures:
+            return group.ops, group.failures[0].error
+        op = group.ops.array[0]
+        return group.ops, outcome.error_of(op, key, self.name) if op.status else None
+
+    def count_present(self, keys: Sequence[str]) -> int:
+        """Count how many keys from the front have an intact trailer."""
+        n = len(keys)
+        group = Group(keys, list(map(self.place, keys)), [()] * n, [0] * n, [_LOOK] * n)
+        flags = self.flags | lib.KVIO_STOP_AT_MISSING
+        self.run(lib.kvio_stat_batch, group, flags, verify=self.options.verify)
+        for count, (index, op) in enumerate(zip(group.ready, group.ops.array, strict=True)):
+            if index != count or op.status:
+                return count
+        return len(group.ready)
+
+    # Pieces
+
+    def group(
+        self,
+        items: Sequence[WriteItem] | Sequence[ReadItem],
+        choose: Chooser,
+    ) -> Group:
+        """Place every item and decide its mode."""
+        concurrency = self.in_flight + 1
+        keys, parts, sizes = zip(*items, strict=True)
+        return Group(
+            keys,
+            list(map(self.place, keys)),
+            parts,
+            sizes,
+            [choose(nbytes, concurrency) for nbytes in sizes],
         )
-        ops, _, results = self.run(
-            function,
-            [target],
-            flags=self.flags,
-            verify=verify or self.options.verify,
-            offset=offset,
-            op_flags=op_flags,
-            cancel=cancel,
-        )
-        if results[0] is not None:
-            return ops, results[0].error
-        op = ops.array[0]
-        return ops, outcome.error_of(op, key, self.name) if op.status else None
 
     def run(
         self,
         function: Any,
-        targets: Sequence[Target],
-        *,
+        group: Group,
         flags: int,
+        *,
         create: bool = False,
         if_exists: int = 0,
         verify: str = "full",
-        offset: int = 0,
-        op_flags: int = 0,
         cancel: Cancellation | None = None,
-    ) -> tuple[Ops, list[Target], list[BlockResult | None]]:
-        """Open directories, run one C call over the group, and repeat what was stale.
-
-        Returns the operations that ran, their targets, and a result list that holds the failures
-        of those that did not run. The operations live only as long as the first value.
-        """
-        results: list[BlockResult | None] = [None] * len(targets)
-        bounce = self._needs_bounce(targets, op_flags)
-        with self.lease() as leased, self.call(flags, if_exists, verify, cancel, bounce) as call:
-            ready, fds = self._open_directories(targets, results, create, leased)
-            requests = [
-                Request(
-                    fd, _mode(t.decision), t.place.name, t.parts, t.nbytes, offset,
-                    t.place.key_hash, op_flags,
-                )
-                for t, fd in zip(ready, fds, strict=True)
-            ]  # fmt: skip
-            ops = _native.make_ops(requests)
-            if function(call, ops.array, ops.count) != ops.count:
-                self._repeat_stale(function, call, ready, ops, create, leased)
-            self.publish = max(self.publish, call.publish)
-        return ops, ready, results
-
-    def count_present(self, keys: Sequence[str]) -> int:
-        """Count how many keys from the front have an intact trailer."""
-        look = Decision(IOMode.BUFFERED, "")
-        targets = [Target(i, key, self.place(key), (), 0, look) for i, key in enumerate(keys)]
-        flags = self.flags | lib.KVIO_STOP_AT_MISSING
-        ops, ready, _ = self.run(
-            lib.kvio_stat_batch, targets, flags=flags, verify=self.options.verify
-        )
-        for count, (target, op) in enumerate(zip(ready, ops.array, strict=True)):
-            if target.at != count or op.status:
-                return count
-        return len(ready)
-
-    # Pieces
-
-    def place(self, key: str) -> Place:
-        """Find where a key lives."""
-        return place(self.options.layout, self.options.namespace, key)
-
-    @contextmanager
-    def lease(self) -> Iterator[list[int]]:
-        """Close the directories that are not kept open, whatever happens."""
+    ) -> None:
+        """Open directories, run one C call over the group, and repeat what was stale."""
         leased: list[int] = []
+        bounce = self.bounce.take() if _needs_bounce(group) else None
+        with self.lock:
+            self.in_flight += 1
         try:
-            yield leased
+            fds = self._open_directories(group, create, leased)
+            ops = group.ops = self._make_ops(group, fds)
+            call, keep = self.make_call(flags, if_exists, verify, cancel, bounce)
+            if function(call, ops.array, ops.count) != ops.count:
+                self._repeat_stale(function, call, group, create, leased)
+            self.publish = max(self.publish, call.publish)
+            del keep
         finally:
+            with self.lock:
+                self.in_flight -= 1
+            if bounce is not None:
+                self.bounce.give(bounce)
             for fd in leased:
-                _native.close(fd)
+                os.close(fd)
 
-    @contextmanager
-    def call(
+    def make_call(
         self,
         flags: int,
         if_exists: int,
         verify: str,
         cancel: Cancellation | None,
-        bounce: bool,  # noqa: FBT001  # always by position, one line away
-    ) -> Iterator[Any]:
-        """Make the settings of a C call, with a bounce buffer if one is needed."""
-        buffer = self.bounce.take() if bounce else None
+        bounce: memoryview | None,
+    ) -> tuple[Any, object]:
+        """Make the settings of a C call, and what must live as long as it."""
         call, keep = _native.make_call(
             flags=flags,
             if_exists=if_exists,
@@ -244,93 +246,132 @@ class Engine:
             memory_align=self.medium.memory_align,
             offset_align=self.medium.offset_align,
             chunk_bytes=self.options.chunk_bytes,
-            bounce=buffer,
+            bounce=bounce,
             temp_prefix=self.temp_prefix,
         )
         if cancel is not None:
             cancel.on_request(lambda: setattr(call, "cancel", 1))
-        try:
-            yield call
-        finally:
-            del keep
-            if buffer is not None:
-                self.bounce.give(buffer)
+        return call, keep
 
-    def _needs_bounce(self, targets: Sequence[Target], op_flags: int) -> bool:
-        return bool(op_flags & lib.KVIO_OP_SCRUB) or any(
-            t.decision.mode is IOMode.DIRECT for t in targets
+    def written(self, group: Group, index: int, op: Any) -> BlockResult:
+        """Make the result of a write that ran."""
+        key = group.keys[index]
+        if op.status:
+            return outcome.failure(key, outcome.error_of(op, key, self.name))
+        reason = group.choices[index][1]
+        receipt = outcome.receipt_of(op, key, self.level, reason, checksum=self.checksum)
+        status = BlockStatus.KEPT if receipt.existed else BlockStatus.OK
+        return BlockResult(key, status, receipt.nbytes, None, receipt)
+
+    def was_read(self, group: Group, index: int, op: Any) -> BlockResult:
+        """Make the result of a read that ran."""
+        key, done = group.keys[index], op.done
+        if op.status:
+            return outcome.failure(key, outcome.error_of(op, key, self.name))
+        status = BlockStatus.OK if done == group.sizes[index] else BlockStatus.SHORT
+        return BlockResult(key, status, done)
+
+    def _in_order(
+        self, group: Group, result_of: Callable[[Group, int, Any], BlockResult]
+    ) -> list[BlockResult]:
+        ops = group.ops.array
+        ran = [result_of(group, index, op) for index, op in zip(group.ready, ops, strict=True)]
+        with self.lock:
+            for op in ops:
+                if not op.status and not op.existed:
+                    self.modes_taken[op.mode_taken] += 1
+        if not group.failures:
+            return ran
+        by_index = group.failures | dict(zip(group.ready, ran, strict=True))
+        return [by_index[index] for index in range(len(group.keys))]
+
+    def _make_ops(self, group: Group, fds: Sequence[int]) -> Ops:
+        ready = group.ready
+        if len(ready) == len(group.keys):
+            places, parts, sizes = group.places, group.parts, group.sizes
+            choices = group.choices
+        else:
+            places, parts = [group.places[i] for i in ready], [group.parts[i] for i in ready]
+            sizes, choices = [group.sizes[i] for i in ready], [group.choices[i] for i in ready]
+        return _native.make_ops(
+            fds,
+            [mode for mode, _ in choices],
+            [place[1] for place in places],
+            parts,
+            sizes,
+            [place[2] for place in places],
+            offset=group.offset,
+            flags=group.op_flags,
         )
 
     def _open_directories(
         self,
-        targets: Sequence[Target],
-        results: list[BlockResult | None],
+        group: Group,
+        create: bool,  # noqa: FBT001  # always by position, a few lines away
+        leased: list[int],
+    ) -> list[int]:
+        kept = self.directories.kept
+        try:
+            fds = [kept[place[0]] for place in group.places]
+        except KeyError:
+            return self._open_some(group, create, leased)
+        group.ready = range(len(fds))
+        return fds
+
+    def _open_some(
+        self,
+        group: Group,
         create: bool,  # noqa: FBT001
         leased: list[int],
-    ) -> tuple[list[Target], list[int]]:
+    ) -> list[int]:
         ready, fds = [], []
-        get = self.directories.get
-        for target in targets:
+        for index, place in enumerate(group.places):
             try:
-                fds.append(get(target.place.directory, create=create, leased=leased))
+                fds.append(self.directories.get(place[0], create=create, leased=leased))
             except OSError as exc:
-                results[target.at] = self._no_directory(target.key, exc)
+                group.failures[index] = self._no_directory(group.keys[index], exc, create)
             else:
-                ready.append(target)
-        return ready, fds
+                ready.append(index)
+        group.ready = ready
+        return fds
 
-    def _no_directory(self, key: str, exc: OSError) -> BlockResult:
-        number = exc.errno or errno.EIO
-        if number in (errno.ENOENT, errno.ENOTDIR) and isinstance(exc, FileNotFoundError):
+    def _no_directory(
+        self,
+        key: str,
+        exc: OSError,
+        create: bool,  # noqa: FBT001
+    ) -> BlockResult:
+        if isinstance(exc, FileNotFoundError) and not create:
             return outcome.failure(key, BlockNotFoundError(f"no block {key!r}", key=key))
         text = f"{self.name}: open the directory failed"
+        number = exc.errno or errno.EIO
         return outcome.failure(key, storage_error(number, text, key=key, backend=self.name))
 
     def _repeat_stale(
         self,
         function: Any,
         call: Any,
-        ready: Sequence[Target],
-        ops: Ops,
+        group: Group,
         create: bool,  # noqa: FBT001
         leased: list[int],
     ) -> None:
         """Run once more what hit a directory that was removed under us."""
-        for index, target in enumerate(ready):
-            op = ops.array + index
+        for position, index in enumerate(group.ready):
+            op = group.ops.array + position
             if op.status != _STALE:
                 continue
+            directory = group.places[index][0]
             try:
-                self.directories.refresh(target.place.directory, create=create)
-                op.dirfd = self.directories.get(
-                    target.place.directory, create=create, leased=leased
-                )
-            except FileNotFoundError:
-                op.status, op.site = -errno.ENOENT, lib.KVIO_SITE_OPEN_READ
+                self.directories.refresh(directory, create=create)
+                op.dirfd = self.directories.get(directory, create=create, leased=leased)
             except OSError as exc:
-                op.status, op.site = -(exc.errno or errno.EIO), lib.KVIO_SITE_OPEN_DIR
+                op.status = -(exc.errno or errno.EIO)
+                op.site = lib.KVIO_SITE_OPEN_DIR if create else lib.KVIO_SITE_OPEN_READ
             else:
                 function(call, op, 1)
 
-    def written(self, target: Target, op: Any) -> BlockResult:
-        """Make the result of a write that ran."""
-        if op.status:
-            return outcome.failure(target.key, outcome.error_of(op, target.key, self.name))
-        receipt = outcome.receipt_of(
-            op, target.key, self.level, target.decision.reason, checksum=self.checksum
-        )
-        status = BlockStatus.KEPT if receipt.existed else BlockStatus.OK
-        return BlockResult(target.key, status, target.nbytes, None, receipt)
 
-    def was_read(self, target: Target, op: Any) -> BlockResult:
-        """Make the result of a read that ran."""
-        if op.status:
-            return outcome.failure(target.key, outcome.error_of(op, target.key, self.name))
-        status = BlockStatus.OK if op.done == target.nbytes else BlockStatus.SHORT
-        return BlockResult(target.key, status, op.done)
-
-
-def _mode(decision: Decision) -> int:
-    if decision.mode is IOMode.DIRECT:
-        return _UNLESS_HOT if decision.unless_hot else _DIRECT
-    return _BUFFERED if decision.mode is IOMode.BUFFERED else int(lib.KVIO_MODE_DONTCACHE)
+def _needs_bounce(group: Group) -> bool:
+    return bool(group.op_flags & lib.KVIO_OP_SCRUB) or any(
+        mode in _BOUNCING for mode, _ in group.choices
+    )

@@ -6,14 +6,15 @@ one segment while another is written), and reads from the page cache (several co
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 from kvio import _native
 from kvio._native import lib
-from kvio.backends.posix.engine import IF_EXISTS, Engine, Target
-from kvio.types import BlockResult, Cancellation, IfExists, IOMode, Parts, ReadItem, WriteItem
+from kvio.backends.posix.engine import IF_EXISTS, Engine
+from kvio.types import BlockResult, Cancellation, IfExists, Parts, ReadItem, WriteItem
 
 _MIN_SEGMENTS = 4
 
@@ -31,46 +32,40 @@ def write(
     engine: Engine, item: WriteItem, if_exists: IfExists, cancel: Cancellation | None
 ) -> BlockResult | None:
     """Write one block in segments; None where that would not help."""
-    decision = engine.policy.for_write(item.nbytes, 1)
     if (
-        decision.mode is not IOMode.DIRECT
-        or item.nbytes < _MIN_SEGMENTS * engine.options.segment_bytes
+        item.nbytes < _MIN_SEGMENTS * engine.options.segment_bytes
+        or engine.for_write(item.nbytes, 1)[0] != lib.KVIO_MODE_DIRECT
         or _is_aligned(engine, item.parts)
     ):
         return None
-    target = Target(0, item.key, engine.place(item.key), item.parts, item.nbytes, decision)
-    flags = engine.flags | (lib.KVIO_CHECKSUM if engine.checksum else 0)
-    segments = partial(_write_segments, engine, flags, if_exists, cancel)
-    ops, _, results = engine.run(
+    group = engine.group([item], engine.for_write)
+    segments = partial(_write_segments, engine, if_exists, cancel)
+    engine.run(
         segments,
-        [target],
+        group,
+        engine.write_flags,
         create=True,
-        flags=flags,
         if_exists=IF_EXISTS[if_exists],
         cancel=cancel,
     )
-    return results[0] or engine.written(target, ops.array[0])
+    return group.failures.get(0) or engine.written(group, 0, group.ops.array[0])
 
 
 def read(engine: Engine, item: ReadItem, cancel: Cancellation | None) -> BlockResult | None:
     """Read one block in segments; None where that would not help."""
     if item.nbytes < _MIN_SEGMENTS * engine.options.segment_bytes:
         return None
-    decision = engine.policy.for_read(item.nbytes, 1)
-    always_direct = decision.mode is IOMode.DIRECT and not decision.unless_hot
+    always_direct = engine.for_read(item.nbytes, 1)[0] == lib.KVIO_MODE_DIRECT
     if always_direct and _is_aligned(engine, item.parts):
         return None
-    target = Target(0, item.key, engine.place(item.key), item.parts, item.nbytes, decision)
+    group = engine.group([item], engine.for_read)
     segments = partial(_read_segments, engine, cancel)
-    ops, _, results = engine.run(
-        segments, [target], flags=engine.flags, verify=engine.options.verify, cancel=cancel
-    )
-    return results[0] or engine.was_read(target, ops.array[0])
+    engine.run(segments, group, engine.flags, verify=engine.options.verify, cancel=cancel)
+    return group.failures.get(0) or engine.was_read(group, 0, group.ops.array[0])
 
 
 def _write_segments(
     engine: Engine,
-    flags: int,
     if_exists: IfExists,
     cancel: Cancellation | None,
     call: Any,
@@ -83,14 +78,18 @@ def _write_segments(
     if begun:
         return int(begun == 1)
     last = _cuts(op.nbytes, engine.options.segment_bytes)[-1]
-    settings = Settings(flags, IF_EXISTS[if_exists], "full", cancel)
-    status = _run_ranges(engine, lib.kvio_write_range, settings, op, last[0])
-    if status == 0:
-        crc = _native.ffi.new("uint32_t *", op.crc)
-        status = lib.kvio_write_range(call, op, *last, crc)
-        op.crc = crc[0]
+    settings = Settings(engine.write_flags, IF_EXISTS[if_exists], "full", cancel)
+    status = -errno.EIO
+    try:
+        status = _run_ranges(engine, lib.kvio_write_range, settings, op, last[0])
+        if status == 0:
+            crc = _native.ffi.new("uint32_t *", op.crc)
+            status = lib.kvio_write_range(call, op, *last, crc)
+            op.crc = crc[0]
+    finally:
+        if status < 0:
+            lib.kvio_write_abort(call, op)
     if status < 0:
-        lib.kvio_write_abort(call, op)
         op.status, op.site = status, lib.KVIO_SITE_WRITE
         return 0
     return int(lib.kvio_write_end(call, op) == 0)
@@ -105,8 +104,10 @@ def _read_segments(
         return 0
     stored = op.crc
     settings = Settings(engine.flags, 0, engine.options.verify, cancel)
-    status = _run_ranges(engine, lib.kvio_read_range, settings, op, op.nbytes)
-    lib.kvio_read_end(call, op)
+    try:
+        status = _run_ranges(engine, lib.kvio_read_range, settings, op, op.nbytes)
+    finally:
+        lib.kvio_read_end(call, op)
     checked = engine.options.verify == "full" and op.flags & lib.KVIO_OP_HAS_CHECKSUM
     if status == 0 and checked and op.crc != stored:
         status, op.site = lib.KVIO_CORRUPT, lib.KVIO_BAD_PAYLOAD
@@ -134,10 +135,16 @@ def _run_ranges(engine: Engine, function: Any, settings: Settings, op: Any, nbyt
 def _run_range(
     engine: Engine, function: Any, settings: Settings, op: Any, start: int, nbytes: int
 ) -> tuple[int, int]:
-    bounce = op.mode_taken == lib.KVIO_MODE_DIRECT
-    with engine.call(*settings, bounce) as call:
+    bounce = engine.bounce.take() if op.mode_taken == lib.KVIO_MODE_DIRECT else None
+    try:
+        call, keep = engine.make_call(*settings, bounce)
         crc = _native.ffi.new("uint32_t *")
-        return function(call, op, start, nbytes, crc), crc[0]
+        status = function(call, op, start, nbytes, crc)
+        del keep
+        return status, crc[0]
+    finally:
+        if bounce is not None:
+            engine.bounce.give(bounce)
 
 
 def _cuts(nbytes: int, step: int) -> list[tuple[int, int]]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
 
 from kvio import _native
 from kvio.format import key_hash
@@ -20,21 +20,26 @@ _LEAVES: Final = tuple(f"{byte >> 4:x}/{byte & 15:x}" for byte in range(256))
 _MAX_OPEN: Final = 288
 
 
-class Place(NamedTuple):
-    """A key's directory below the root, its file name there, and the hash for its trailer."""
-
-    directory: str
-    name: bytes
-    key_hash: bytes
+#: A key's directory below the root, its file name there, and the hash for its trailer.
+Place: TypeAlias = tuple[str, bytes, bytes]
+Placer: TypeAlias = Callable[[str], Place]
 
 
-def place(layout: Layout, namespace: str, key: str) -> Place:
-    """Find where a valid key lives; different keys never share a place."""
+def placer(layout: Layout, namespace: str) -> Placer:
+    """Make the function that finds where a valid key lives; no two keys share a place."""
     if layout == "plain":
-        directory, _, name = key.rpartition("/")
-        return Place(directory, name.encode(), _NO_HASH)
-    digest = key_hash(namespace, key)
-    return Place(_LEAVES[digest[0]], key.replace("/", "~").encode(), digest)
+        return _place_plain
+
+    def place(key: str) -> Place:
+        digest = key_hash(namespace, key)
+        return _LEAVES[digest[0]], key.replace("/", "~").encode(), digest
+
+    return place
+
+
+def _place_plain(key: str) -> Place:
+    directory, _, name = key.rpartition("/")
+    return directory, name.encode(), _NO_HASH
 
 
 class Directories:
@@ -47,7 +52,7 @@ class Directories:
     def __init__(self, rootfd: int, *, durable: bool) -> None:
         self.rootfd = rootfd
         self._durable = durable
-        self._open: dict[str, int] = {}
+        self.kept: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def get(self, directory: str, *, create: bool, leased: list[int]) -> int:
@@ -58,13 +63,13 @@ class Directories:
         Raises:
             OSError: ENOENT where it is missing and *create* is False, or any other failure.
         """
-        fd = self._open.get(directory)
+        fd = self.kept.get(directory)
         if fd is not None:
             return fd
         fd = self._open_anew(directory, create=create)
         with self._lock:
-            if directory not in self._open and len(self._open) < _MAX_OPEN:
-                self._open[directory] = fd
+            if directory not in self.kept and len(self.kept) < _MAX_OPEN:
+                self.kept[directory] = fd
             else:
                 leased.append(fd)
         return fd
@@ -76,7 +81,7 @@ class Directories:
             OSError: as `get` does.
         """
         with self._lock:
-            old = self._open.get(directory)
+            old = self.kept.get(directory)
             if old is None:
                 return
             fd = self._open_anew(directory, create=create)
@@ -86,9 +91,9 @@ class Directories:
     def close(self) -> None:
         """Close every descriptor; no call may be under way."""
         with self._lock:
-            for fd in self._open.values():
+            for fd in self.kept.values():
                 os.close(fd)
-            self._open.clear()
+            self.kept.clear()
 
     def _open_anew(self, directory: str, *, create: bool) -> int:
         return _native.open_dir(
@@ -107,6 +112,7 @@ def walk_files(rootfd: int, layout: Layout) -> Iterator[tuple[str, str]]:
     if layout == "plain":
         yield from _walk(rootfd, "")
         return
+    yield from (("", name) for name, is_dir in _scan(rootfd, "") if not is_dir and name[0] == ".")
     for leaf in _LEAVES:
         for name, is_dir in _scan(rootfd, leaf):
             if not is_dir:

@@ -21,11 +21,11 @@ MODES: Final = (IOMode.BUFFERED, IOMode.DONTCACHE, IOMode.DIRECT)
 MODE_NUMBERS: Final = {mode: number for number, mode in enumerate(MODES)}
 
 _MISSING: Final = (-errno.ENOENT, -errno.ENOTDIR)
+_LOOKUPS: Final = (lib.KVIO_SITE_OPEN_READ, lib.KVIO_SITE_UNLINK)
 _CORRUPT: Final[int] = lib.KVIO_CORRUPT
 _TOO_SMALL: Final[int] = lib.KVIO_TOO_SMALL
 _BEYOND_END: Final[int] = lib.KVIO_BEYOND_END
 _HAS_CHECKSUM: Final[int] = lib.KVIO_OP_HAS_CHECKSUM
-_UNKNOWN: Final[int] = lib.KVIO_UNKNOWN
 
 
 def error_of(op: Any, key: str, backend: str) -> KvioError:
@@ -39,7 +39,7 @@ def error_of(op: Any, key: str, backend: str) -> KvioError:
     if status == _BEYOND_END:
         text = f"offset {op.offset} lies beyond block {key!r} of {op.block_nbytes} bytes"
         return BlockSizeError(text, key=key)
-    if status in _MISSING and op.site == lib.KVIO_SITE_OPEN_READ:
+    if status in _MISSING and op.site in _LOOKUPS:
         return BlockNotFoundError(f"no block {key!r}", key=key)
     if status == -errno.EEXIST:
         return BlockExistsError(f"block {key!r} exists", key=key)
@@ -63,10 +63,3 @@ def receipt_of(op: Any, key: str, level: Level, reason: str, *, checksum: bool) 
         return Receipt(key, op.nbytes, op.crc if has else None, level, IOMode.BUFFERED, why, True)
     mode = MODES[op.mode_taken]
     return Receipt(key, op.nbytes, op.crc if checksum else None, level, mode, reason, False)
-
-
-def read_reason(op: Any, reason: str) -> str:
-    """Complete a read decision's reason by what the page cache said."""
-    if op.mode != lib.KVIO_MODE_DIRECT_IF_COLD or op.hot_percent == _UNKNOWN:
-        return reason
-    return f"{reason}, {op.hot_percent} % in the page cache"

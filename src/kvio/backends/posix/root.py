@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import time
@@ -66,34 +67,35 @@ def _check(fd: int, path: str, *, shared: bool) -> None:
 
 
 def host_tag() -> str:
-    """Give eight characters that differ between machines and between boots of one."""
+    """Give eight characters that differ between machines, boots and process-id namespaces."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
         return "00000000"
-    return boot[:8]
+    return hashlib.blake2b(f"{boot}{namespace}".encode(), digest_size=4).hexdigest()
 
 
 def temp_prefix() -> str:
-    """Begin the names of this process's temporaries: host and boot, process, time."""
-    return f"{TEMP_MARK}{host_tag()}-{os.getpid()}-{int(time.time())}-"
+    """Begin the names of this process's temporaries: where and who it is."""
+    return f"{TEMP_MARK}{host_tag()}-{os.getpid()}-"
 
 
-def is_leftover(name: str, *, now_s: float, older_than_s: float) -> bool:
+def is_leftover(path: Path, *, older_than_s: float) -> bool:
     """Tell whether a temporary's writer is dead: gone from this host, or long out of time.
 
-    A writer on another host (or before a reboot) cannot be asked, so only age counts there.
+    A writer on another host (or before a reboot) cannot be asked, so only the time since the
+    temporary was last written counts there; and so it does where the process number was reused.
     """
-    fields = name.removeprefix(TEMP_MARK).split("-")
-    if not name.startswith(TEMP_MARK) or len(fields) != 4:
+    fields = path.name.removeprefix(TEMP_MARK).split("-")
+    if len(fields) != 3 or not fields[1].isdecimal():
         return False
     try:
-        pid, written_s = int(fields[1]), int(fields[2])
-    except ValueError:
+        idle_s = time.time() - path.lstat().st_mtime
+    except FileNotFoundError:
         return False
-    if fields[0] == host_tag() and not _alive(pid):
-        return True
-    return now_s - written_s > older_than_s and not (fields[0] == host_tag() and pid == os.getpid())
+    known = fields[0] == host_tag() != "00000000"
+    return (known and not _alive(int(fields[1]))) or idle_s > older_than_s
 
 
 def _alive(pid: int) -> bool:
