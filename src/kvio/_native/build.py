@@ -13,6 +13,7 @@ SOURCES = (
     "parts.c",
     "publish.c",
     "read.c",
+    "standing.c",
     "trailer.c",
     "transfer.c",
     "write.c",

@@ -52,6 +52,12 @@ void kvio_temp_drop(kvio_call *call, kvio_op *op);
 int kvio_sync_dir(kvio_call *call, kvio_op *op);
 
 /* read.c */
+int kvio_open_block(kvio_call *call, kvio_op *op);
+int kvio_close_block(kvio_call *call, kvio_op *op, int r);
+int kvio_load_trailer(kvio_call *call, kvio_op *op, struct kvio_trailer *out);
+int kvio_scrub(kvio_call *call, kvio_op *op, const struct kvio_trailer *trailer);
+
+/* standing.c */
 int kvio_standing_kept(kvio_call *call, kvio_op *op);
 
 static inline int kvio_cancelled(const kvio_call *call)

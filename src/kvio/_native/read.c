@@ -5,7 +5,6 @@
  */
 #include "transfer.h"
 
-#define SCRATCH_BYTES ((size_t)64 << 10)
 #define HOT_PERCENT 50
 
 static int failed(kvio_op *op, int site, int r)
@@ -34,7 +33,7 @@ static int is_regular(kvio_call *call, const kvio_op *op)
 }
 
 /* O_NONBLOCK: a foreign FIFO under the name must not hang the open. */
-static int open_block(kvio_call *call, kvio_op *op)
+int kvio_open_block(kvio_call *call, kvio_op *op)
 {
 	int direct = op->mode == KVIO_MODE_DIRECT ? O_DIRECT : 0;
 	struct stat st;
@@ -61,7 +60,7 @@ static int open_block(kvio_call *call, kvio_op *op)
 	return 0;
 }
 
-static int close_block(kvio_call *call, kvio_op *op, int r)
+int kvio_close_block(kvio_call *call, kvio_op *op, int r)
 {
 	if (op->fd >= 0)
 		sys_close(call->fault, op->fd);
@@ -120,7 +119,7 @@ static int parse(kvio_call *call, kvio_op *op, const uint8_t *trailer, struct kv
 }
 
 /* The trailer by a read of its own. */
-static int load_trailer(kvio_call *call, kvio_op *op, struct kvio_trailer *out)
+int kvio_load_trailer(kvio_call *call, kvio_op *op, struct kvio_trailer *out)
 {
 	uint32_t align = op->mode_taken == KVIO_MODE_DIRECT ? call->offset_align : 1;
 	uint64_t at = op->file_nbytes - KVIO_TRAILER_BYTES, base = kvio_round_down(at, align);
@@ -184,7 +183,7 @@ static int read_whole(kvio_call *call, kvio_op *op)
 
 	if (r <= 0)
 		return r;
-	r = load_trailer(call, op, &trailer);
+	r = kvio_load_trailer(call, op, &trailer);
 	if (r < 0)
 		return r;
 	if (trailer.nbytes > op->nbytes && !(op->flags & KVIO_OP_SCRUB))
@@ -193,11 +192,20 @@ static int read_whole(kvio_call *call, kvio_op *op)
 	return r < 0 ? r : check_payload(call, op, &trailer, crc);
 }
 
+/* Read an open block through to its end and check it; nothing is delivered. */
+int kvio_scrub(kvio_call *call, kvio_op *op, const struct kvio_trailer *trailer)
+{
+	uint32_t crc = 0;
+	int r = load(call, op, trailer->nbytes, NULL, 0, 1, &crc);
+
+	return r < 0 ? r : check_payload(call, op, trailer, crc);
+}
+
 static int read_range(kvio_call *call, kvio_op *op)
 {
 	struct kvio_trailer trailer = { op->file_nbytes, 0, 0 };
 	uint32_t crc = 0;
-	int r = call->flags & KVIO_TRAILER ? load_trailer(call, op, &trailer) : 0;
+	int r = call->flags & KVIO_TRAILER ? kvio_load_trailer(call, op, &trailer) : 0;
 
 	if (r < 0)
 		return r;
@@ -218,14 +226,14 @@ static int read_one(kvio_call *call, kvio_op *op)
 	op->done = 0;
 	if (kvio_cancelled(call))
 		return -ECANCELED;
-	r = open_block(call, op);
+	r = kvio_open_block(call, op);
 	if (!r) {
 		choose_mode(call, op);
 		r = call->flags & KVIO_TRAILER && !(op->flags & KVIO_OP_RANGE)
 			? read_whole(call, op)
 			: read_range(call, op);
 	}
-	return close_block(call, op, r);
+	return kvio_close_block(call, op, r);
 }
 
 int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops)
@@ -248,11 +256,11 @@ static int stat_one(kvio_call *call, kvio_op *op)
 	op->mode = op->mode_taken = KVIO_MODE_BUFFERED;
 	if (kvio_cancelled(call))
 		return -ECANCELED;
-	r = open_block(call, op);
+	r = kvio_open_block(call, op);
 	op->block_nbytes = op->file_nbytes;
 	if (!r && call->flags & KVIO_TRAILER)
-		r = load_trailer(call, op, &trailer);
-	return close_block(call, op, r);
+		r = kvio_load_trailer(call, op, &trailer);
+	return kvio_close_block(call, op, r);
 }
 
 int kvio_stat_batch(kvio_call *call, kvio_op *ops, size_t nops)
@@ -278,17 +286,17 @@ int kvio_read_begin(kvio_call *call, kvio_op *op)
 	int r;
 
 	op->fd = -1;
-	r = open_block(call, op);
+	r = kvio_open_block(call, op);
 	if (!r) {
 		choose_mode(call, op);
 		trailer.nbytes = op->block_nbytes = op->file_nbytes;
 		if (call->flags & KVIO_TRAILER)
-			r = load_trailer(call, op, &trailer);
+			r = kvio_load_trailer(call, op, &trailer);
 	}
 	if (!r && trailer.nbytes > op->nbytes)
 		r = KVIO_TOO_SMALL;
 	if (r < 0)
-		return op->status = close_block(call, op, r);
+		return op->status = kvio_close_block(call, op, r);
 	op->nbytes = op->done = trailer.nbytes;
 	return 0;
 }
@@ -303,62 +311,5 @@ int kvio_read_range(kvio_call *call, const kvio_op *op, uint64_t start, uint64_t
 
 int kvio_read_end(kvio_call *call, kvio_op *op)
 {
-	return close_block(call, op, 0);
-}
-
-/* Make the standing block durable; it was perhaps written by someone who asked
- * for less.  fdatasync reports a writeback that failed while the inode was in
- * memory, reading the block through finds one that failed before.  On any
- * doubt the caller writes its own bytes instead. */
-static int promote(kvio_call *call, kvio_op *op, kvio_op *standing)
-{
-	uint8_t scratch[SCRATCH_BYTES];
-	kvio_call reading = *call;
-	struct kvio_trailer trailer;
-	uint32_t crc = 0;
-	int r = sys_fdatasync(call->fault, standing->fd);
-
-	if (r < 0)
-		return failed(op, KVIO_SITE_FDATASYNC, r);
-	if (!(call->flags & KVIO_TRAILER))
-		return 0;
-	reading.bounce = scratch;
-	reading.bounce_bytes = sizeof(scratch);
-	r = load_trailer(&reading, standing, &trailer);
-	if (!r)
-		r = load(&reading, standing, trailer.nbytes, NULL, 0, 1, &crc);
-	return r < 0 ? r : check_payload(&reading, standing, &trailer, crc);
-}
-
-/* Is the key taken?  Then op->existed is set and the block may stay; a broken
- * block, or one of another length, counts as absent unless the caller asked
- * for an error, because otherwise a truncated file would stay for ever. */
-int kvio_standing_kept(kvio_call *call, kvio_op *op)
-{
-	kvio_op standing = *op;
-	struct kvio_trailer trailer = { 0, 0, 0 };
-	int r;
-
-	standing.fd = -1;
-	standing.mode = standing.mode_taken = KVIO_MODE_BUFFERED;
-	standing.flags = KVIO_OP_SCRUB;
-	standing.offset = 0;
-	op->existed = 0;
-	r = open_block(call, &standing);
-	trailer.nbytes = standing.file_nbytes;
-	if (!r && call->flags & KVIO_TRAILER)
-		r = load_trailer(call, &standing, &trailer);
-	if (!r && trailer.nbytes != op->nbytes && call->if_exists == KVIO_KEEP)
-		r = KVIO_CORRUPT;
-	if (!r && call->flags & KVIO_DURABLE && call->if_exists == KVIO_KEEP)
-		r = promote(call, op, &standing) ? KVIO_CORRUPT : 0;
-	close_block(call, &standing, 0);
-	if (r == -ENOENT || (r == KVIO_CORRUPT && call->if_exists == KVIO_KEEP))
-		return 0;
-	if (r < 0 && r != KVIO_CORRUPT)
-		return failed(op, standing.site, r);
-	op->existed = 1;
-	op->crc = trailer.crc;
-	op->flags |= standing.flags & KVIO_OP_HAS_CHECKSUM;
-	return 0;
+	return kvio_close_block(call, op, 0);
 }
