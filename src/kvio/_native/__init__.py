@@ -105,24 +105,44 @@ def _offsets(base: Any, steps: Sequence[int]) -> list[Any]:
     return [base + at for at in accumulate(steps[:-1], initial=0)]
 
 
-def make_call(
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Settings that every call of a store shares, and what they point into."""
+
+    call: Any
+    keep: object
+
+
+def make_template(
     *,
-    flags: int,
-    if_exists: int = 0,
-    publish: int = 0,
-    verify: int = 0,
     memory_align: int = 4096,
     offset_align: int = 4096,
     chunk_bytes: int = 4 << 20,
-    bounce: memoryview | None = None,
     temp_prefix: bytes = b"",
-) -> tuple[Any, object]:
-    """Make the settings of one C call, and what must live as long as it."""
-    view = ffi.from_buffer(bounce) if bounce is not None else ffi.NULL
-    size = len(bounce) if bounce is not None else 0
-    prefix = ffi.from_buffer(temp_prefix + b"\0")
-    row = (flags, if_exists, publish, verify, memory_align, offset_align, chunk_bytes, view, size)
-    return ffi.new("kvio_call *", (*row, prefix, current_fault(), 0)), (view, prefix)
+) -> Template:
+    """Make the shared settings of a store's calls."""
+    prefix = from_buffer(temp_prefix + b"\0")
+    call = ffi.new("kvio_call *")
+    call.memory_align = memory_align
+    call.offset_align = offset_align
+    call.chunk_bytes = chunk_bytes
+    call.temp_prefix = prefix
+    return Template(call, prefix)
+
+
+def copy_call(template: Template) -> Any:
+    """Make the settings of one call; the template must outlive it."""
+    call = ffi.new("kvio_call *", template.call[0])
+    call.fault = current_fault()
+    return call
+
+
+def set_bounce(call: Any, bounce: memoryview) -> object:
+    """Lend a call a bounce buffer; the returned object must live as long as the call."""
+    view = from_buffer(bounce)
+    call.bounce = view
+    call.bounce_bytes = len(bounce)
+    return view
 
 
 def check(status: int, path: str = "") -> int:
@@ -138,10 +158,10 @@ def open_dir(rootfd: int, path: str, *, create: bool, durable: bool) -> int:
     Raises:
         OSError: as the failing system call says; links are never followed.
     """
-    call, keep = make_call(flags=lib.KVIO_DURABLE if durable else 0)
-    fd = lib.kvio_open_dir(call, rootfd, path.encode(), create)
-    del keep
-    return check(fd, path)
+    call = ffi.new("kvio_call *")
+    call.fault = current_fault()
+    call.flags = lib.KVIO_DURABLE if durable else 0
+    return check(lib.kvio_open_dir(call, rootfd, path.encode(), create), path)
 
 
 def probe(dirfd: int, name: str) -> dict[str, int]:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
-from kvio._native import lib
+from kvio._native import lib, make_template
 from kvio.abc import Backend, RunAll
 from kvio.backends.posix import large, outcome
-from kvio.backends.posix.engine import Engine, chooser
+from kvio.backends.posix.engine import Engine
+from kvio.backends.posix.group import chooser
 from kvio.backends.posix.layout import Directories, key_of, make_fan_out, placer, walk_files
 from kvio.backends.posix.medium import Medium, examine
 from kvio.backends.posix.options import PosixOptions, options_from_url
@@ -100,7 +101,12 @@ class PosixBackend(Backend):
             place=placer(options.layout, options.namespace),
             bounce=BouncePool(options.segment_bytes + spare, limit=_KEPT_BOUNCE_BUFFERS),
             publish=self._first_publish_form(medium),
-            temp_prefix=prefix.encode(),
+            template=make_template(
+                memory_align=medium.memory_align,
+                offset_align=medium.offset_align,
+                chunk_bytes=options.chunk_bytes,
+                temp_prefix=prefix.encode(),
+            ),
         )
 
     def _refuse_what_cannot_be(self, medium: Medium) -> None:
@@ -145,14 +151,10 @@ class PosixBackend(Backend):
     def write_block(
         self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> Receipt:
-        item = WriteItem(key, parts, total_bytes(parts))
-        result = large.write(self._engine, item, if_exists, cancel)
-        if result is None:
-            result = self._engine.write([item], if_exists, cancel)[0]
-        if result.error is not None:
-            raise result.error
-        assert result.receipt is not None
-        return result.receipt
+        nbytes = total_bytes(parts)
+        if large.helps_write(self._engine, parts, nbytes):
+            return large.write(self._engine, WriteItem(key, parts, nbytes), if_exists, cancel)
+        return self._engine.write_one(key, parts, nbytes, if_exists, cancel)
 
     def read_block_into(
         self,
@@ -163,33 +165,15 @@ class PosixBackend(Backend):
         nbytes: int | None = None,
         cancel: Cancellation | None = None,
     ) -> int:
-        item = ReadItem(key, parts, total_bytes(parts))
+        room = total_bytes(parts)
         if offset or nbytes is not None:
-            return self._read_range(item, offset, nbytes, cancel)
-        result = large.read(self._engine, item, cancel)
-        if result is None:
-            result = self._engine.read([item], cancel)[0]
-        if result.error is not None:
-            raise result.error
-        return result.nbytes
-
-    def _read_range(
-        self, item: ReadItem, offset: int, nbytes: int | None, cancel: Cancellation | None
-    ) -> int:
-        room = item.nbytes if nbytes is None else min(nbytes, item.nbytes)
-        ops, error = self._engine.run_one(
-            lib.kvio_read_batch,
-            item.key,
-            parts=item.parts,
-            nbytes=room,
-            offset=offset,
-            choice=self._engine.for_read(room, 1),
-            op_flags=lib.KVIO_OP_RANGE,
-            cancel=cancel,
-        )
-        if error is not None:
-            raise error
-        return int(ops.array[0].done)
+            wanted = room if nbytes is None else min(nbytes, room)
+            return self._engine.read_one(
+                key, parts, wanted, cancel, offset=offset, op_flags=lib.KVIO_OP_RANGE
+            )
+        if large.helps_read(self._engine, parts, room):
+            return large.read(self._engine, ReadItem(key, parts, room), cancel)
+        return self._engine.read_one(key, parts, room, cancel)
 
     def write_blocks(
         self, items: Sequence[WriteItem], *, if_exists: IfExists, cancel: Cancellation | None = None

@@ -5,30 +5,29 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from kvio import _native
 from kvio._native import Ops, lib
 from kvio.abc import RunAll
 from kvio.backends.posix import outcome
-from kvio.backends.posix.layout import Directories, Place, Placer
+from kvio.backends.posix.group import LOOK, Chooser, Group
+from kvio.backends.posix.layout import Directories, Placer
 from kvio.backends.posix.medium import Medium
 from kvio.backends.posix.options import PosixOptions
 from kvio.buffers import BouncePool
 from kvio.errors import BlockNotFoundError, KvioError, storage_error
-from kvio.policies import Decision
 from kvio.types import (
     BlockResult,
     BlockStatus,
     Cancellation,
     IfExists,
-    IOMode,
     Level,
     Parts,
     ReadItem,
+    Receipt,
     WriteItem,
 )
 
@@ -38,56 +37,12 @@ VERIFY: Final = {
     "length": lib.KVIO_VERIFY_LENGTH,
     "full": lib.KVIO_VERIFY_FULL,
 }
-_MODES: Final = {
-    (IOMode.BUFFERED, False): lib.KVIO_MODE_BUFFERED,
-    (IOMode.DONTCACHE, False): lib.KVIO_MODE_DONTCACHE,
-    (IOMode.DIRECT, False): lib.KVIO_MODE_DIRECT,
-    (IOMode.DIRECT, True): lib.KVIO_MODE_DIRECT_IF_COLD,
-}
 _STALE: Final = -errno.ESTALE
-_BUFFERED: Final[int] = lib.KVIO_MODE_BUFFERED
-_BOUNCING: Final = frozenset((lib.KVIO_MODE_DIRECT, lib.KVIO_MODE_DIRECT_IF_COLD))
-
-#: A decision as the C core wants it: its number for the mode, and the reason.
-Choice: TypeAlias = tuple[int, str]
-Chooser: TypeAlias = Callable[[int, int], Choice]
-_LOOK: Final = (_BUFFERED, "")
 
 
 def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
     """Run tasks one after the other, for a backend that was given no threads."""
     return [task() for task in tasks]
-
-
-def chooser(decide: Callable[[int, int], Decision]) -> Chooser:
-    """Make a policy's decision by size and concurrency as quick as a look-up."""
-
-    @lru_cache(maxsize=4096)
-    def choose(nbytes: int, concurrency: int) -> Choice:
-        decision = decide(nbytes, concurrency)
-        return _MODES[decision.mode, decision.unless_hot], decision.reason
-
-    return choose
-
-
-@dataclass(slots=True)
-class Group:
-    """Blocks that one C call handles, column by column, and what became of them.
-
-    *ops* are the operations that ran, one for each index in *ready*; the results of blocks that
-    could not run are in *failures* by index.
-    """
-
-    keys: Sequence[str]
-    places: Sequence[Place]
-    parts: Sequence[Parts]
-    sizes: Sequence[int]
-    choices: Sequence[Choice]
-    offset: int = 0
-    op_flags: int = 0
-    ready: Sequence[int] = ()
-    failures: dict[int, BlockResult] = field(default_factory=dict)
-    ops: Ops = _native.NO_OPS
 
 
 @dataclass(slots=True)
@@ -103,7 +58,7 @@ class Engine:
     place: Placer
     bounce: BouncePool
     publish: int
-    temp_prefix: bytes
+    template: _native.Template
     run_all: RunAll = run_in_turn
     lock: threading.Lock = field(default_factory=threading.Lock)
     in_flight: int = 0
@@ -147,31 +102,73 @@ class Engine:
         self.run(lib.kvio_read_batch, group, self.flags, verify=self.options.verify, cancel=cancel)
         return self._in_order(group, self.was_read)
 
+    def write_one(
+        self, key: str, parts: Parts, nbytes: int, if_exists: IfExists, cancel: Cancellation | None
+    ) -> Receipt:
+        """Write one block, or raise why not."""
+        choice = self.for_write(nbytes, self.in_flight + 1)
+        group = Group([key], [self.place(key)], [parts], [nbytes], [choice])
+        self.run(
+            lib.kvio_write_batch,
+            group,
+            self.write_flags,
+            create=True,
+            if_exists=IF_EXISTS[if_exists],
+            cancel=cancel,
+        )
+        return self.receipt(group)
+
+    def receipt(self, group: Group) -> Receipt:
+        """Give the receipt of a group's only write, or raise why there is none."""
+        error = self._error_of_one(group)
+        if error is not None:
+            raise error
+        op, reason = group.ops.array[0], group.choices[0][1]
+        self._count([op])
+        return outcome.receipt_of(op, group.keys[0], self.level, reason, checksum=self.checksum)
+
+    def read_one(
+        self,
+        key: str,
+        parts: Parts,
+        nbytes: int,
+        cancel: Cancellation | None,
+        *,
+        offset: int = 0,
+        op_flags: int = 0,
+    ) -> int:
+        """Read one block or range and return the count, or raise why not."""
+        choice = self.for_read(nbytes, self.in_flight + 1)
+        group = Group([key], [self.place(key)], [parts], [nbytes], [choice], offset, op_flags)
+        self.run(lib.kvio_read_batch, group, self.flags, verify=self.options.verify, cancel=cancel)
+        return self.count_read(group)
+
+    def count_read(self, group: Group) -> int:
+        """Give the byte count of a group's only read, or raise why there is none."""
+        error = self._error_of_one(group)
+        if error is not None:
+            raise error
+        op = group.ops.array[0]
+        self._count([op])
+        return int(op.done)
+
     def run_one(
         self,
         function: Any,
         key: str,
         *,
-        parts: Parts = (),
-        nbytes: int = 0,
-        offset: int = 0,
-        choice: Choice = _LOOK,
         op_flags: int = 0,
         verify: str | None = None,
-        cancel: Cancellation | None = None,
     ) -> tuple[Ops, KvioError | None]:
-        """Run one operation; the operation as it ended, and its error if it failed."""
-        group = Group([key], [self.place(key)], [parts], [nbytes], [choice], offset, op_flags)
-        self.run(function, group, self.flags, verify=verify or self.options.verify, cancel=cancel)
-        if group.failures:
-            return group.ops, group.failures[0].error
-        op = group.ops.array[0]
-        return group.ops, outcome.error_of(op, key, self.name) if op.status else None
+        """Run an operation without bytes; how it ended, and its error if it failed."""
+        group = Group([key], [self.place(key)], [()], [0], [LOOK], 0, op_flags)
+        self.run(function, group, self.flags, verify=verify or self.options.verify)
+        return group.ops, self._error_of_one(group)
 
     def count_present(self, keys: Sequence[str]) -> int:
         """Count how many keys from the front have an intact trailer."""
         n = len(keys)
-        group = Group(keys, list(map(self.place, keys)), [()] * n, [0] * n, [_LOOK] * n)
+        group = Group(keys, list(map(self.place, keys)), [()] * n, [0] * n, [LOOK] * n)
         flags = self.flags | lib.KVIO_STOP_AT_MISSING
         self.run(lib.kvio_stat_batch, group, flags, verify=self.options.verify)
         for count, (index, op) in enumerate(zip(group.ready, group.ops.array, strict=True)):
@@ -210,7 +207,7 @@ class Engine:
     ) -> None:
         """Open directories, run one C call over the group, and repeat what was stale."""
         leased: list[int] = []
-        bounce = self.bounce.take() if _needs_bounce(group) else None
+        bounce = self.bounce.take() if group.needs_bounce() else None
         with self.lock:
             self.in_flight += 1
         try:
@@ -238,17 +235,12 @@ class Engine:
         bounce: memoryview | None,
     ) -> tuple[Any, object]:
         """Make the settings of a C call, and what must live as long as it."""
-        call, keep = _native.make_call(
-            flags=flags,
-            if_exists=if_exists,
-            publish=self.publish,
-            verify=VERIFY[verify],
-            memory_align=self.medium.memory_align,
-            offset_align=self.medium.offset_align,
-            chunk_bytes=self.options.chunk_bytes,
-            bounce=bounce,
-            temp_prefix=self.temp_prefix,
-        )
+        call = _native.copy_call(self.template)
+        call.flags = flags
+        call.if_exists = if_exists
+        call.verify = VERIFY[verify]
+        call.publish = self.publish
+        keep = _native.set_bounce(call, bounce) if bounce is not None else None
         if cancel is not None:
             cancel.on_request(lambda: setattr(call, "cancel", 1))
         return call, keep
@@ -276,14 +268,23 @@ class Engine:
     ) -> list[BlockResult]:
         ops = group.ops.array
         ran = [result_of(group, index, op) for index, op in zip(group.ready, ops, strict=True)]
-        with self.lock:
-            for op in ops:
-                if not op.status and not op.existed:
-                    self.modes_taken[op.mode_taken] += 1
+        self._count(ops)
         if not group.failures:
             return ran
         by_index = group.failures | dict(zip(group.ready, ran, strict=True))
         return [by_index[index] for index in range(len(group.keys))]
+
+    def _error_of_one(self, group: Group) -> KvioError | None:
+        if group.failures:
+            return group.failures[0].error
+        op = group.ops.array[0]
+        return outcome.error_of(op, group.keys[0], self.name) if op.status else None
+
+    def _count(self, ops: Iterable[Any]) -> None:
+        with self.lock:
+            for op in ops:
+                if not op.status and not op.existed:
+                    self.modes_taken[op.mode_taken] += 1
 
     def _make_ops(self, group: Group, fds: Sequence[int]) -> Ops:
         ready = group.ready
@@ -329,6 +330,7 @@ class Engine:
             try:
                 fds.append(self.directories.get(place[0], create=create, leased=leased))
             except OSError as exc:
+                group.failures = group.failures or {}
                 group.failures[index] = self._no_directory(group.keys[index], exc, create)
             else:
                 ready.append(index)
@@ -369,9 +371,3 @@ class Engine:
                 op.site = lib.KVIO_SITE_OPEN_DIR if create else lib.KVIO_SITE_OPEN_READ
             else:
                 function(call, op, 1)
-
-
-def _needs_bounce(group: Group) -> bool:
-    return bool(group.op_flags & lib.KVIO_OP_SCRUB) or any(
-        mode in _BOUNCING for mode, _ in group.choices
-    )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from kvio import _native
 from kvio._native import lib
 from kvio.backends.posix.engine import IF_EXISTS, Engine
-from kvio.types import BlockResult, Cancellation, IfExists, Parts, ReadItem, WriteItem
+from kvio.types import Cancellation, IfExists, Parts, ReadItem, Receipt, WriteItem
 
 _MIN_SEGMENTS = 4
 
@@ -28,40 +28,45 @@ class Settings(NamedTuple):
     cancel: Cancellation | None
 
 
+def helps_write(engine: Engine, parts: Parts, nbytes: int) -> bool:
+    """Tell whether writing a block in segments is worth it."""
+    return (
+        nbytes >= _MIN_SEGMENTS * engine.options.segment_bytes
+        and engine.for_write(nbytes, 1)[0] == lib.KVIO_MODE_DIRECT
+        and not _is_aligned(engine, parts)
+    )
+
+
+def helps_read(engine: Engine, parts: Parts, nbytes: int) -> bool:
+    """Tell whether reading a block in segments is worth it."""
+    if nbytes < _MIN_SEGMENTS * engine.options.segment_bytes:
+        return False
+    always_direct = engine.for_read(nbytes, 1)[0] == lib.KVIO_MODE_DIRECT
+    return not (always_direct and _is_aligned(engine, parts))
+
+
 def write(
     engine: Engine, item: WriteItem, if_exists: IfExists, cancel: Cancellation | None
-) -> BlockResult | None:
-    """Write one block in segments; None where that would not help."""
-    if (
-        item.nbytes < _MIN_SEGMENTS * engine.options.segment_bytes
-        or engine.for_write(item.nbytes, 1)[0] != lib.KVIO_MODE_DIRECT
-        or _is_aligned(engine, item.parts)
-    ):
-        return None
+) -> Receipt:
+    """Write one block in segments, or raise why not."""
     group = engine.group([item], engine.for_write)
-    segments = partial(_write_segments, engine, if_exists, cancel)
     engine.run(
-        segments,
+        partial(_write_segments, engine, if_exists, cancel),
         group,
         engine.write_flags,
         create=True,
         if_exists=IF_EXISTS[if_exists],
         cancel=cancel,
     )
-    return group.failures.get(0) or engine.written(group, 0, group.ops.array[0])
+    return engine.receipt(group)
 
 
-def read(engine: Engine, item: ReadItem, cancel: Cancellation | None) -> BlockResult | None:
-    """Read one block in segments; None where that would not help."""
-    if item.nbytes < _MIN_SEGMENTS * engine.options.segment_bytes:
-        return None
-    always_direct = engine.for_read(item.nbytes, 1)[0] == lib.KVIO_MODE_DIRECT
-    if always_direct and _is_aligned(engine, item.parts):
-        return None
+def read(engine: Engine, item: ReadItem, cancel: Cancellation | None) -> int:
+    """Read one whole block in segments, or raise why not."""
     group = engine.group([item], engine.for_read)
     segments = partial(_read_segments, engine, cancel)
     engine.run(segments, group, engine.flags, verify=engine.options.verify, cancel=cancel)
-    return group.failures.get(0) or engine.was_read(group, 0, group.ops.array[0])
+    return engine.count_read(group)
 
 
 def _write_segments(
