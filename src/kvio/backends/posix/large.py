@@ -17,6 +17,7 @@ from kvio.backends.posix.engine import IF_EXISTS, Engine
 from kvio.types import Cancellation, IfExists, Parts, ReadItem, Receipt, WriteItem
 
 _MIN_SEGMENTS = 4
+_MIN_PIECES = 4
 
 
 class Settings(NamedTuple):
@@ -38,11 +39,18 @@ def helps_write(engine: Engine, parts: Parts, nbytes: int) -> bool:
 
 
 def helps_read(engine: Engine, parts: Parts, nbytes: int) -> bool:
-    """Tell whether reading a block in segments is worth it."""
+    """Tell whether reading a block in segments is worth it.
+
+    Bounced reads: from a few segments on. Reads that the page cache may serve: from 16 MiB on,
+    below that one copy ends before a second thread has begun.
+    """
     if nbytes < _MIN_SEGMENTS * engine.options.segment_bytes:
         return False
-    always_direct = engine.for_read(nbytes, 1)[0] == lib.KVIO_MODE_DIRECT
-    return not (always_direct and _is_aligned(engine, parts))
+    mode = engine.for_read(nbytes, 1)[0]
+    if mode == lib.KVIO_MODE_DIRECT:
+        return not _is_aligned(engine, parts)
+    many = nbytes >= _MIN_PIECES * engine.options.chunk_bytes
+    return many or (mode == lib.KVIO_MODE_DIRECT_IF_COLD and not _is_aligned(engine, parts))
 
 
 def write(
@@ -64,7 +72,8 @@ def write(
 def read(engine: Engine, item: ReadItem, cancel: Cancellation | None) -> int:
     """Read one whole block in segments, or raise why not."""
     group = engine.group([item], engine.for_read)
-    segments = partial(_read_segments, engine, cancel)
+    aligned = _is_aligned(engine, item.parts)
+    segments = partial(_read_segments, engine, cancel, aligned)
     engine.run(segments, group, engine.flags, verify=engine.options.verify, cancel=cancel)
     return engine.count_read(group)
 
@@ -82,11 +91,11 @@ def _write_segments(
     begun = lib.kvio_write_begin(call, op)
     if begun:
         return int(begun == 1)
-    last = _cuts(op.nbytes, engine.options.segment_bytes)[-1]
+    *cuts, last = _cuts(op.nbytes, engine.options.segment_bytes)
     settings = Settings(engine.write_flags, IF_EXISTS[if_exists], "full", cancel)
     status = -errno.EIO
     try:
-        status = _run_ranges(engine, lib.kvio_write_range, settings, op, last[0])
+        status = _run_ranges(engine, lib.kvio_write_range, settings, op, cuts)
         if status == 0:
             crc = _native.ffi.new("uint32_t *", op.crc)
             status = lib.kvio_write_range(call, op, *last, crc)
@@ -101,7 +110,12 @@ def _write_segments(
 
 
 def _read_segments(
-    engine: Engine, cancel: Cancellation | None, call: Any, ops: Any, _count: int
+    engine: Engine,
+    cancel: Cancellation | None,
+    aligned: bool,  # noqa: FBT001  # bound by partial, a few lines up
+    call: Any,
+    ops: Any,
+    _count: int,
 ) -> int:
     """Stand in for ``kvio_read_batch`` with one operation."""
     op = ops + 0
@@ -109,8 +123,10 @@ def _read_segments(
         return 0
     stored = op.crc
     settings = Settings(engine.flags, 0, engine.options.verify, cancel)
+    straight = aligned or op.mode_taken != lib.KVIO_MODE_DIRECT
+    step = engine.options.chunk_bytes if straight else engine.options.segment_bytes
     try:
-        status = _run_ranges(engine, lib.kvio_read_range, settings, op, op.nbytes)
+        status = _run_ranges(engine, lib.kvio_read_range, settings, op, _cuts(op.nbytes, step))
     finally:
         lib.kvio_read_end(call, op)
     checked = engine.options.verify == "full" and op.flags & lib.KVIO_OP_HAS_CHECKSUM
@@ -124,9 +140,10 @@ def _read_segments(
     return int(status == 0)
 
 
-def _run_ranges(engine: Engine, function: Any, settings: Settings, op: Any, nbytes: int) -> int:
-    """Transfer [0, nbytes) in segments; joins their checksums into op.crc."""
-    cuts = _cuts(nbytes, engine.options.segment_bytes)
+def _run_ranges(
+    engine: Engine, function: Any, settings: Settings, op: Any, cuts: list[tuple[int, int]]
+) -> int:
+    """Transfer consecutive ranges side by side; joins their checksums into op.crc."""
     tasks: list[Callable[[], tuple[int, int]]] = [
         partial(_run_range, engine, function, settings, op, start, length) for start, length in cuts
     ]
