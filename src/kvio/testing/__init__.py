@@ -1,1 +1,12 @@
-"""The contract as tests: for kvio's own backends and for anybody's."""
+"""The contract as tests, for kvio's own backends and for anybody's.
+
+``suite.BackendTests`` states what every backend promises, ``stateful.BackendMachine`` plays it
+against a dictionary, ``fakes`` has backends that fail, wait or hide their batches on purpose, and
+``plugin`` is loaded by pytest wherever kvio is installed. A backend of your own::
+
+    from kvio.testing.suite import BackendTests
+
+    class TestMine(BackendTests):
+        def open(self, tmp_path):
+            return kvio.open_store(f"mine://{tmp_path}")
+"""

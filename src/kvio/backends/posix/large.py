@@ -1,7 +1,7 @@
 """One large block by several threads: its segments are copied and transferred side by side.
 
-Worth it where a copy stands between the caller's memory and the medium: bounced direct I/O (copy
-one segment while another is written), and reads from the page cache (several copies at once).
+Worth it where a copy stands between the caller's memory and the medium: bounced direct I/O copies
+one segment while another is transferred.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from kvio.backends.posix.engine import IF_EXISTS, Engine
 from kvio.types import Cancellation, IfExists, Parts, ReadItem, Receipt, WriteItem
 
 _MIN_SEGMENTS = 4
-_MIN_PIECES = 4
 
 
 class Settings(NamedTuple):
@@ -39,18 +38,12 @@ def helps_write(engine: Engine, parts: Parts, nbytes: int) -> bool:
 
 
 def helps_read(engine: Engine, parts: Parts, nbytes: int) -> bool:
-    """Tell whether reading a block in segments is worth it.
-
-    Bounced reads: from a few segments on. Reads that the page cache may serve: from 16 MiB on,
-    below that one copy ends before a second thread has begun.
-    """
-    if nbytes < _MIN_SEGMENTS * engine.options.segment_bytes:
-        return False
-    mode = engine.for_read(nbytes, 1)[0]
-    if mode == lib.KVIO_MODE_DIRECT:
-        return not _is_aligned(engine, parts)
-    many = nbytes >= _MIN_PIECES * engine.options.chunk_bytes
-    return many or (mode == lib.KVIO_MODE_DIRECT_IF_COLD and not _is_aligned(engine, parts))
+    """Tell whether reading a block in segments is worth it."""
+    return (
+        nbytes >= _MIN_SEGMENTS * engine.options.segment_bytes
+        and engine.for_read(nbytes, 1)[0] != lib.KVIO_MODE_BUFFERED
+        and not _is_aligned(engine, parts)
+    )
 
 
 def write(
@@ -72,8 +65,7 @@ def write(
 def read(engine: Engine, item: ReadItem, cancel: Cancellation | None) -> int:
     """Read one whole block in segments, or raise why not."""
     group = engine.group([item], engine.for_read)
-    aligned = _is_aligned(engine, item.parts)
-    segments = partial(_read_segments, engine, cancel, aligned)
+    segments = partial(_read_segments, engine, cancel)
     engine.run(segments, group, engine.flags, verify=engine.options.verify, cancel=cancel)
     return engine.count_read(group)
 
@@ -110,12 +102,7 @@ def _write_segments(
 
 
 def _read_segments(
-    engine: Engine,
-    cancel: Cancellation | None,
-    aligned: bool,  # noqa: FBT001  # bound by partial, a few lines up
-    call: Any,
-    ops: Any,
-    _count: int,
+    engine: Engine, cancel: Cancellation | None, call: Any, ops: Any, _count: int
 ) -> int:
     """Stand in for ``kvio_read_batch`` with one operation."""
     op = ops + 0
@@ -123,8 +110,8 @@ def _read_segments(
         return 0
     stored = op.crc
     settings = Settings(engine.flags, 0, engine.options.verify, cancel)
-    straight = aligned or op.mode_taken != lib.KVIO_MODE_DIRECT
-    step = engine.options.chunk_bytes if straight else engine.options.segment_bytes
+    bounced = op.mode_taken == lib.KVIO_MODE_DIRECT
+    step = engine.options.segment_bytes if bounced else engine.options.chunk_bytes
     try:
         status = _run_ranges(engine, lib.kvio_read_range, settings, op, _cuts(op.nbytes, step))
     finally:
