@@ -111,12 +111,13 @@ class Calls:
         )
         self._timeout = settings.timeout
         self.closed = False
-        self._idle = threading.Condition()
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._inside = 0
         self._deadlines = Deadlines(self.executor)
 
     def __enter__(self) -> None:
-        with self._idle:
+        with self._lock:
             if self.closed:
                 raise StoreClosedError("the store is closed")
             self._inside += 1
@@ -127,7 +128,7 @@ class Calls:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._idle:
+        with self._lock:
             self._inside -= 1
             if self.closed:
                 self._idle.notify_all()

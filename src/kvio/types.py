@@ -123,8 +123,7 @@ def status_of(error: KvioError) -> BlockStatus:
     return BlockStatus.FAILED
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What a finished write promises about one block.
 
     Attributes:
@@ -165,8 +164,7 @@ class BlockStat:
     mtime_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class BlockResult:
+class BlockResult(NamedTuple):
     """What became of one block of a batch; a miss is ordinary and stops nothing.
 
     Attributes:

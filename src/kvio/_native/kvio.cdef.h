@@ -168,6 +168,17 @@ typedef struct {
 	int32_t fsync_dir;
 } kvio_probe_result;
 
+/* An array of operations from columns, and its answers as rows of KVIO_ANSWERS
+ * numbers: status, site, crc, flags, existed, mode_taken, done, block_nbytes,
+ * file_nbytes, mtime_ns.  Names follow each other, each ended by a zero byte;
+ * counts says how many of the bases and lengths belong to each operation. */
+#define KVIO_ANSWERS 10
+void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_part *parts, size_t nparts,
+		   const int32_t *dirfds, const uint32_t *modes, const uint64_t *sizes,
+		   const uint32_t *counts, const uint8_t *key_hashes, const char *names,
+		   void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags);
+void kvio_get_answers(const kvio_op *ops, size_t nops, int64_t *answers);
+
 /* Blocks.  A batch returns how many operations ended with status 0. */
 int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops);

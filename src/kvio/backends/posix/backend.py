@@ -24,7 +24,7 @@ from kvio.backends.posix.root import (
     temp_prefix,
 )
 from kvio.buffers import BouncePool, total_bytes
-from kvio.errors import BlockNotFoundError, UnsupportedError, storage_error
+from kvio.errors import BlockNotFoundError, KvioError, UnsupportedError, storage_error
 from kvio.policies import Always, Policy, load_calibration
 from kvio.policies import Hybrid as HybridPolicy
 from kvio.types import (
@@ -186,23 +186,20 @@ class PosixBackend(Backend):
         return self._engine.read(items, cancel)
 
     def stat_block(self, key: str) -> BlockStat:
-        ops, error = self._engine.run_one(lib.kvio_stat_batch, key)
-        if error is not None:
-            raise error
-        op = ops.array[0]
-        has = op.flags & lib.KVIO_OP_HAS_CHECKSUM
-        return BlockStat(key, op.block_nbytes, op.crc if has else None, op.file_nbytes, op.mtime_ns)
+        answer = self._engine.run_one(lib.kvio_stat_batch, key)
+        crc = answer.crc if answer.flags & lib.KVIO_OP_HAS_CHECKSUM else None
+        return BlockStat(key, answer.block_nbytes, crc, answer.file_nbytes, answer.mtime_ns)
 
     def verify_block(self, key: str, *, payload: bool = True) -> BlockResult:
-        if payload and self.options.layout == "block":
-            ops, error = self._engine.run_one(
-                lib.kvio_read_batch, key, op_flags=lib.KVIO_OP_SCRUB, verify="full"
-            )
-        else:
-            ops, error = self._engine.run_one(lib.kvio_stat_batch, key)
-        if error is not None:
-            return outcome.failure(key, error)
-        return BlockResult(key, BlockStatus.OK, ops.array[0].block_nbytes)
+        scrub = payload and self.options.layout == "block"
+        function, flags = lib.kvio_stat_batch, 0
+        if scrub:
+            function, flags = lib.kvio_read_batch, lib.KVIO_OP_SCRUB
+        try:
+            answer = self._engine.run_one(function, key, op_flags=flags, verify="full")
+        except KvioError as exc:
+            return outcome.failure(key, exc)
+        return BlockResult(key, BlockStatus.OK, answer.block_nbytes)
 
     def count_leading(self, keys: Sequence[str]) -> int:
         for at in range(0, len(keys), _STAT_GROUP):
@@ -213,11 +210,10 @@ class PosixBackend(Backend):
         return len(keys)
 
     def delete_block(self, key: str) -> bool:
-        _, error = self._engine.run_one(lib.kvio_delete_batch, key)
-        if isinstance(error, BlockNotFoundError):
+        try:
+            self._engine.run_one(lib.kvio_delete_batch, key)
+        except BlockNotFoundError:
             return False
-        if error is not None:
-            raise error
         return True
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvio import _native
-from kvio._native import Ops, lib
+from kvio._native import Answer, lib
 from kvio.abc import RunAll
 from kvio.backends.posix import outcome
 from kvio.backends.posix.group import LOOK, Chooser, Group
@@ -18,7 +18,7 @@ from kvio.backends.posix.layout import Directories, Placer
 from kvio.backends.posix.medium import Medium
 from kvio.backends.posix.options import PosixOptions
 from kvio.buffers import BouncePool
-from kvio.errors import BlockNotFoundError, KvioError, storage_error
+from kvio.errors import BlockNotFoundError, storage_error
 from kvio.types import (
     BlockResult,
     BlockStatus,
@@ -94,13 +94,26 @@ class Engine:
             if_exists=IF_EXISTS[if_exists],
             cancel=cancel,
         )
-        return self._in_order(group, self.written)
+        return self._in_order(group, self._written)
 
     def read(self, items: Sequence[ReadItem], cancel: Cancellation | None) -> list[BlockResult]:
         """Read a group of whole blocks; results in order."""
         group = self.group(items, self.for_read)
         self.run(lib.kvio_read_batch, group, self.flags, verify=self.options.verify, cancel=cancel)
-        return self._in_order(group, self.was_read)
+        return self._in_order(group, self._was_read)
+
+    def count_present(self, keys: Sequence[str]) -> int:
+        """Count how many keys from the front have an intact trailer."""
+        n = len(keys)
+        group = Group(keys, list(map(self.place, keys)), [()] * n, [0] * n, [LOOK] * n)
+        flags = self.flags | lib.KVIO_STOP_AT_MISSING
+        self.run(lib.kvio_stat_batch, group, flags, verify=self.options.verify)
+        for count, (index, answer) in enumerate(zip(group.ready, group.answers, strict=True)):
+            if index != count or answer.status:
+                return count
+        return len(group.ready)
+
+    # One block: what a group of one does, without the lists
 
     def write_one(
         self, key: str, parts: Parts, nbytes: int, if_exists: IfExists, cancel: Cancellation | None
@@ -118,15 +131,6 @@ class Engine:
         )
         return self.receipt(group)
 
-    def receipt(self, group: Group) -> Receipt:
-        """Give the receipt of a group's only write, or raise why there is none."""
-        error = self._error_of_one(group)
-        if error is not None:
-            raise error
-        op, reason = group.ops.array[0], group.choices[0][1]
-        self._count([op])
-        return outcome.receipt_of(op, group.keys[0], self.level, reason, checksum=self.checksum)
-
     def read_one(
         self,
         key: str,
@@ -143,56 +147,41 @@ class Engine:
         self.run(lib.kvio_read_batch, group, self.flags, verify=self.options.verify, cancel=cancel)
         return self.count_read(group)
 
-    def count_read(self, group: Group) -> int:
-        """Give the byte count of a group's only read, or raise why there is none."""
-        error = self._error_of_one(group)
-        if error is not None:
-            raise error
-        op = group.ops.array[0]
-        self._count([op])
-        return int(op.done)
-
     def run_one(
-        self,
-        function: Any,
-        key: str,
-        *,
-        op_flags: int = 0,
-        verify: str | None = None,
-    ) -> tuple[Ops, KvioError | None]:
-        """Run an operation without bytes; how it ended, and its error if it failed."""
+        self, function: Any, key: str, *, op_flags: int = 0, verify: str | None = None
+    ) -> Answer:
+        """Run one operation without bytes and return how it ended, or raise why it failed."""
         group = Group([key], [self.place(key)], [()], [0], [LOOK], 0, op_flags)
         self.run(function, group, self.flags, verify=verify or self.options.verify)
-        return group.ops, self._error_of_one(group)
+        return self._answer_of_one(group)
 
-    def count_present(self, keys: Sequence[str]) -> int:
-        """Count how many keys from the front have an intact trailer."""
-        n = len(keys)
-        group = Group(keys, list(map(self.place, keys)), [()] * n, [0] * n, [LOOK] * n)
-        flags = self.flags | lib.KVIO_STOP_AT_MISSING
-        self.run(lib.kvio_stat_batch, group, flags, verify=self.options.verify)
-        for count, (index, op) in enumerate(zip(group.ready, group.ops.array, strict=True)):
-            if index != count or op.status:
-                return count
-        return len(group.ready)
+    def receipt(self, group: Group) -> Receipt:
+        """Give the receipt of a group's only write, or raise why there is none."""
+        answer = self._answer_of_one(group)
+        self._count(group.answers)
+        return outcome.receipt_of(
+            answer,
+            group.keys[0],
+            group.sizes[0],
+            self.level,
+            group.choices[0][1],
+            checksum=self.checksum,
+        )
+
+    def count_read(self, group: Group) -> int:
+        """Give the byte count of a group's only read, or raise why there is none."""
+        answer = self._answer_of_one(group)
+        self._count(group.answers)
+        return answer.done
 
     # Pieces
 
-    def group(
-        self,
-        items: Sequence[WriteItem] | Sequence[ReadItem],
-        choose: Chooser,
-    ) -> Group:
+    def group(self, items: Sequence[WriteItem] | Sequence[ReadItem], choose: Chooser) -> Group:
         """Place every item and decide its mode."""
         concurrency = self.in_flight + 1
         keys, parts, sizes = zip(*items, strict=True)
-        return Group(
-            keys,
-            list(map(self.place, keys)),
-            parts,
-            sizes,
-            [choose(nbytes, concurrency) for nbytes in sizes],
-        )
+        choices = [choose(nbytes, concurrency) for nbytes in sizes]
+        return Group(keys, list(map(self.place, keys)), parts, sizes, choices)
 
     def run(
         self,
@@ -212,12 +201,13 @@ class Engine:
             self.in_flight += 1
         try:
             fds = self._open_directories(group, create, leased)
-            ops = group.ops = self._make_ops(group, fds)
-            call, keep = self.make_call(flags, if_exists, verify, cancel, bounce)
-            if function(call, ops.array, ops.count) != ops.count:
+            call = self.make_call(flags, if_exists, verify, cancel, bounce)
+            good, answers = group.run(function, call, group.ready, fds)
+            group.answers = answers
+            if good != len(answers):
                 self._repeat_stale(function, call, group, create, leased)
-            self.publish = max(self.publish, call.publish)
-            del keep
+            if call.publish > self.publish:
+                self.publish = call.publish
         finally:
             with self.lock:
                 self.in_flight -= 1
@@ -233,77 +223,67 @@ class Engine:
         verify: str,
         cancel: Cancellation | None,
         bounce: memoryview | None,
-    ) -> tuple[Any, object]:
-        """Make the settings of a C call, and what must live as long as it."""
+    ) -> Any:
+        """Make the settings of a C call; *bounce* must outlive it."""
         call = _native.copy_call(self.template)
         call.flags = flags
         call.if_exists = if_exists
         call.verify = VERIFY[verify]
         call.publish = self.publish
-        keep = _native.set_bounce(call, bounce) if bounce is not None else None
+        if bounce is not None:
+            _native.set_bounce(call, bounce)
         if cancel is not None:
             cancel.on_request(lambda: setattr(call, "cancel", 1))
-        return call, keep
+        return call
 
-    def written(self, group: Group, index: int, op: Any) -> BlockResult:
-        """Make the result of a write that ran."""
-        key = group.keys[index]
-        if op.status:
-            return outcome.failure(key, outcome.error_of(op, key, self.name))
-        reason = group.choices[index][1]
-        receipt = outcome.receipt_of(op, key, self.level, reason, checksum=self.checksum)
-        status = BlockStatus.KEPT if receipt.existed else BlockStatus.OK
-        return BlockResult(key, status, receipt.nbytes, None, receipt)
+    def _written(self, group: Group, index: int, answer: Answer) -> BlockResult:
+        key, nbytes = group.keys[index], group.sizes[index]
+        if answer.status:
+            return self._failure(group, index, answer)
+        receipt = outcome.receipt_of(
+            answer, key, nbytes, self.level, group.choices[index][1], checksum=self.checksum
+        )
+        status = BlockStatus.KEPT if answer.existed else BlockStatus.OK
+        return BlockResult(key, status, nbytes, None, receipt)
 
-    def was_read(self, group: Group, index: int, op: Any) -> BlockResult:
-        """Make the result of a read that ran."""
-        key, done = group.keys[index], op.done
-        if op.status:
-            return outcome.failure(key, outcome.error_of(op, key, self.name))
+    def _was_read(self, group: Group, index: int, answer: Answer) -> BlockResult:
+        if answer.status:
+            return self._failure(group, index, answer)
+        done = answer.done
         status = BlockStatus.OK if done == group.sizes[index] else BlockStatus.SHORT
-        return BlockResult(key, status, done)
+        return BlockResult(group.keys[index], status, done)
+
+    def _failure(self, group: Group, index: int, answer: Answer) -> BlockResult:
+        key = group.keys[index]
+        error = outcome.error_of(answer, key, group.sizes[index], group.offset, self.name)
+        return outcome.failure(key, error)
 
     def _in_order(
-        self, group: Group, result_of: Callable[[Group, int, Any], BlockResult]
+        self, group: Group, result_of: Callable[[Group, int, Answer], BlockResult]
     ) -> list[BlockResult]:
-        ops = group.ops.array
-        ran = [result_of(group, index, op) for index, op in zip(group.ready, ops, strict=True)]
-        self._count(ops)
+        ran = [
+            result_of(group, index, answer)
+            for index, answer in zip(group.ready, group.answers, strict=True)
+        ]
+        self._count(group.answers)
         if not group.failures:
             return ran
         by_index = group.failures | dict(zip(group.ready, ran, strict=True))
         return [by_index[index] for index in range(len(group.keys))]
 
-    def _error_of_one(self, group: Group) -> KvioError | None:
+    def _answer_of_one(self, group: Group) -> Answer:
         if group.failures:
-            return group.failures[0].error
-        op = group.ops.array[0]
-        return outcome.error_of(op, group.keys[0], self.name) if op.status else None
+            raise outcome.raisable(group.failures[0])
+        answer = group.answers[0]
+        if answer.status:
+            raise outcome.error_of(answer, group.keys[0], group.sizes[0], group.offset, self.name)
+        return answer
 
-    def _count(self, ops: Iterable[Any]) -> None:
+    def _count(self, answers: Iterable[Answer]) -> None:
         with self.lock:
-            for op in ops:
-                if not op.status and not op.existed:
-                    self.modes_taken[op.mode_taken] += 1
-
-    def _make_ops(self, group: Group, fds: Sequence[int]) -> Ops:
-        ready = group.ready
-        if len(ready) == len(group.keys):
-            places, parts, sizes = group.places, group.parts, group.sizes
-            choices = group.choices
-        else:
-            places, parts = [group.places[i] for i in ready], [group.parts[i] for i in ready]
-            sizes, choices = [group.sizes[i] for i in ready], [group.choices[i] for i in ready]
-        return _native.make_ops(
-            fds,
-            [mode for mode, _ in choices],
-            [place[1] for place in places],
-            parts,
-            sizes,
-            [place[2] for place in places],
-            offset=group.offset,
-            flags=group.op_flags,
-        )
+            for answer in answers:
+                if not answer.status and not answer.existed:
+                    self.modes_taken[answer.mode_taken] += 1
 
     def _open_directories(
         self,
@@ -358,16 +338,16 @@ class Engine:
         leased: list[int],
     ) -> None:
         """Run once more what hit a directory that was removed under us."""
+        answers = group.answers
         for position, index in enumerate(group.ready):
-            op = group.ops.array + position
-            if op.status != _STALE:
+            if answers[position].status != _STALE:
                 continue
             directory = group.places[index][0]
             try:
                 self.directories.refresh(directory, create=create)
-                op.dirfd = self.directories.get(directory, create=create, leased=leased)
+                fd = self.directories.get(directory, create=create, leased=leased)
             except OSError as exc:
-                op.status = -(exc.errno or errno.EIO)
-                op.site = lib.KVIO_SITE_OPEN_DIR if create else lib.KVIO_SITE_OPEN_READ
+                site = lib.KVIO_SITE_OPEN_DIR if create else lib.KVIO_SITE_OPEN_READ
+                answers[position] = _native.failed_answer(exc.errno or errno.EIO, site)
             else:
-                function(call, op, 1)
+                _, (answers[position],) = group.run(function, call, [index], [fd])

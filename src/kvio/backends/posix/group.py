@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from kvio import _native
-from kvio._native import Ops, lib
+from kvio._native import Answer, lib
 from kvio.backends.posix.layout import Place
 from kvio.policies import Decision
 from kvio.types import BlockResult, IOMode, Parts
@@ -44,8 +44,8 @@ def chooser(decide: Callable[[int, int], Decision]) -> Chooser:
 class Group:
     """Blocks that one C call handles, column by column, and what became of them.
 
-    *ops* are the operations that ran, one for each index in *ready*; the results of blocks that
-    could not run are in *failures* by index.
+    *answers* are of the operations that ran, one for each index in *ready*; the results of blocks
+    that could not run are in *failures* by index.
     """
 
     keys: Sequence[str]
@@ -57,7 +57,31 @@ class Group:
     op_flags: int = 0
     ready: Sequence[int] = ()
     failures: dict[int, BlockResult] | None = None
-    ops: Ops = _native.NO_OPS
+    answers: list[Answer] = field(default_factory=list)
+
+    def run(
+        self, function: Any, call: Any, indices: Sequence[int], fds: Sequence[int]
+    ) -> tuple[int, list[Answer]]:
+        """Run *function* over the blocks at *indices*, whose directories are *fds*.
+
+        Returns how many went well, and how each ended.
+        """
+        places, parts, sizes, choices = self.places, self.parts, self.sizes, self.choices
+        if len(indices) != len(self.keys):
+            places, parts = [places[i] for i in indices], [parts[i] for i in indices]
+            sizes, choices = [sizes[i] for i in indices], [choices[i] for i in indices]
+        return _native.run_ops(
+            function,
+            call,
+            fds,
+            [mode for mode, _ in choices],
+            [name for _, name, _ in places],
+            parts,
+            sizes,
+            [key_hash for _, _, key_hash in places],
+            offset=self.offset,
+            flags=self.op_flags,
+        )
 
     def needs_bounce(self) -> bool:
         """Tell whether the call will want aligned memory of kvio's own."""

@@ -146,11 +146,9 @@ def _run_range(
 ) -> tuple[int, int]:
     bounce = engine.bounce.take() if op.mode_taken == lib.KVIO_MODE_DIRECT else None
     try:
-        call, keep = engine.make_call(*settings, bounce)
+        call = engine.make_call(*settings, bounce)
         crc = _native.ffi.new("uint32_t *")
-        status = function(call, op, start, nbytes, crc)
-        del keep
-        return status, crc[0]
+        return function(call, op, start, nbytes, crc), crc[0]
     finally:
         if bounce is not None:
             engine.bounce.give(bounce)
