@@ -20,7 +20,7 @@ from kvio.types import (
     KiB,
     ReadItem,
     WriteItem,
-    check_key,
+    check_keys,
     status_of,
 )
 
@@ -42,6 +42,7 @@ def write(
 ) -> list[BlockResult]:
     """Write every item; results in order."""
     checked = [_write_item(key, data) for key, data in items]
+    check_keys([item.key for item in checked])
     native = backend.capabilities.native_batch
 
     def work(group: list[WriteItem], cancel: Cancellation | None) -> list[BlockResult]:
@@ -62,6 +63,7 @@ def read(
 ) -> list[BlockResult]:
     """Read every item into its buffers; results in order."""
     checked = [_read_item(key, out) for key, out in items]
+    check_keys([item.key for item in checked])
     native = backend.capabilities.native_batch
 
     def work(group: list[ReadItem], cancel: Cancellation | None) -> list[BlockResult]:
@@ -79,8 +81,7 @@ def delete(
 ) -> list[BlockResult]:
     """Delete every key; results in order."""
     items = [WriteItem(key, (), 0) for key in keys]
-    for item in items:
-        check_key(item.key)
+    check_keys([item.key for item in items])
 
     def work(group: list[WriteItem], _: Cancellation | None) -> list[BlockResult]:
         return [_delete_one(backend, item.key) for item in group]
@@ -172,15 +173,13 @@ def _deliver(
 
 
 def _write_item(key: str, data: Data) -> WriteItem:
-    check_key(key)
     parts = buffers.as_parts(data)
-    return WriteItem(key, parts, buffers.total_bytes(parts))
+    return WriteItem(key, parts, len(parts[0]) if len(parts) == 1 else buffers.total_bytes(parts))
 
 
 def _read_item(key: str, out: Data) -> ReadItem:
-    check_key(key)
     parts = buffers.as_parts(out, writable=True)
-    return ReadItem(key, parts, buffers.total_bytes(parts))
+    return ReadItem(key, parts, len(parts[0]) if len(parts) == 1 else buffers.total_bytes(parts))
 
 
 def _write_one(

@@ -31,6 +31,8 @@ def as_parts(data: Data, *, writable: bool = False) -> list[memoryview]:
     """
     if isinstance(data, list | tuple):
         return [_flat(item, writable) for item in data]
+    if type(data) is bytearray:  # what most batches are made of: always flat and writable
+        return [memoryview(data)]
     return [_flat(data, writable)]
 
 

@@ -38,7 +38,11 @@ class TrailerError(ValueError):
 
 def key_hash(namespace: str, key: str) -> bytes:
     """Hash a namespace and key: BLAKE2b-128 of both in UTF-8, a zero byte between them."""
-    text = f"{namespace}\0{key}".encode()
+    return hash_key(f"{namespace}\0{key}".encode())
+
+
+def hash_key(text: bytes) -> bytes:
+    """Hash a namespace, a zero byte and a key that are joined already."""
     return hashlib.blake2b(text, digest_size=16).digest()
 
 

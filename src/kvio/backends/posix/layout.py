@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 from kvio import _native
-from kvio.format import key_hash
+from kvio.format import hash_key
 from kvio.types import Layout, is_key
 
 _NO_HASH: Final = bytes(16)
@@ -30,9 +30,12 @@ def placer(layout: Layout, namespace: str) -> Placer:
     if layout == "plain":
         return _place_plain
 
+    prefix = f"{namespace}\0".encode()
+
     def place(key: str) -> Place:
-        digest = key_hash(namespace, key)
-        return _LEAVES[digest[0]], key.replace("/", "~").encode(), digest
+        text = key.encode()
+        digest = hash_key(prefix + text)
+        return _LEAVES[digest[0]], text.replace(b"/", b"~"), digest
 
     return place
 
