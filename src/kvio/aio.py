@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Future
 from itertools import islice
 from types import TracebackType
-from typing import Self
+from typing import ParamSpec, Self, TypeVar
 
 from kvio.buffers import Data
 from kvio.store import Store
 from kvio.types import BlockResult, BlockStat, Capabilities, IfExists, Receipt, StoreStats
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _LIST_CHUNK = 256
 
 
@@ -29,10 +31,10 @@ class AsyncStore:
         self, key: str, data: Data, *, if_exists: IfExists = "keep", timeout: float | None = None
     ) -> Receipt:
         """Store *data* under a key; it must not change until this returns."""
-        future = await asyncio.to_thread(
+        future = await _in_thread(
             self._store.submit_write, key, data, if_exists=if_exists, timeout=timeout
         )
-        return await asyncio.wrap_future(future)
+        return await _outcome_of(future)
 
     async def read_block_into(
         self,
@@ -44,16 +46,16 @@ class AsyncStore:
         timeout: float | None = None,
     ) -> int:
         """Read a block, or a range of it, into the caller's buffers."""
-        future = await asyncio.to_thread(
+        future = await _in_thread(
             self._store.submit_read_into, key, out, offset=offset, nbytes=nbytes, timeout=timeout
         )
-        return await asyncio.wrap_future(future)
+        return await _outcome_of(future)
 
     async def read_block(
         self, key: str, *, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
     ) -> memoryview:
         """Read a block, or a range of it, into fresh page-aligned memory."""
-        return await asyncio.to_thread(
+        return await _in_thread(
             self._store.read_block, key, offset=offset, nbytes=nbytes, timeout=timeout
         )
 
@@ -65,7 +67,7 @@ class AsyncStore:
         timeout: float | None = None,
     ) -> list[BlockResult]:
         """Write (key, data) pairs; a result each, in order."""
-        return await asyncio.to_thread(
+        return await _in_thread(
             self._store.write_blocks, items, if_exists=if_exists, timeout=timeout
         )
 
@@ -73,48 +75,48 @@ class AsyncStore:
         self, items: Iterable[tuple[str, Data]], *, timeout: float | None = None
     ) -> list[BlockResult]:
         """Read whole blocks into (key, out) pairs; a result each, in order."""
-        return await asyncio.to_thread(self._store.read_blocks_into, items, timeout=timeout)
+        return await _in_thread(self._store.read_blocks_into, items, timeout=timeout)
 
     async def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
         """Describe a block by its trailer."""
-        return await asyncio.to_thread(self._store.stat_block, key, timeout=timeout)
+        return await _in_thread(self._store.stat_block, key, timeout=timeout)
 
     async def contains(self, key: str, *, timeout: float | None = None) -> bool:
         """Tell whether a block stands under a key and its trailer is intact."""
-        return await asyncio.to_thread(self._store.contains, key, timeout=timeout)
+        return await _in_thread(self._store.contains, key, timeout=timeout)
 
     async def count_leading(self, keys: Iterable[str], *, timeout: float | None = None) -> int:
         """Count how many keys from the front are present."""
-        return await asyncio.to_thread(self._store.count_leading, keys, timeout=timeout)
+        return await _in_thread(self._store.count_leading, keys, timeout=timeout)
 
     async def verify_block(self, key: str, *, timeout: float | None = None) -> BlockResult:
         """Check a stored block to its last byte."""
-        return await asyncio.to_thread(self._store.verify_block, key, timeout=timeout)
+        return await _in_thread(self._store.verify_block, key, timeout=timeout)
 
     async def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
         """Remove a block; False if there was none."""
-        return await asyncio.to_thread(self._store.delete_block, key, timeout=timeout)
+        return await _in_thread(self._store.delete_block, key, timeout=timeout)
 
     async def delete_blocks(
         self, keys: Iterable[str], *, timeout: float | None = None
     ) -> list[BlockResult]:
         """Remove blocks; a result each."""
-        return await asyncio.to_thread(self._store.delete_blocks, keys, timeout=timeout)
+        return await _in_thread(self._store.delete_blocks, keys, timeout=timeout)
 
     async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
         """Yield the keys that start with *prefix*, in no promised order."""
         keys = self._store.list_keys(prefix)
-        while chunk := await asyncio.to_thread(_take, keys):
+        while chunk := await _in_thread(_take, keys):
             for key in chunk:
                 yield key
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything submitted has ended."""
-        await asyncio.to_thread(self._store.flush, timeout=timeout)
+        await _in_thread(self._store.flush, timeout=timeout)
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Finish what was submitted, then close the store."""
-        await asyncio.to_thread(self._store.close, timeout=timeout)
+        await _in_thread(self._store.close, timeout=timeout)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -139,3 +141,15 @@ class AsyncStore:
 
 def _take(keys: Iterator[str]) -> list[str]:
     return list(islice(keys, _LIST_CHUNK))
+
+
+async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    import asyncio  # late: half the time `import kvio` would take
+
+    return await asyncio.to_thread(call, *args, **kwargs)
+
+
+async def _outcome_of(future: Future[T]) -> T:
+    import asyncio
+
+    return await asyncio.wrap_future(future)

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from kvio import _dlpack, _native
 from kvio.errors import BlockSizeError, storage_error
+from kvio.types import MiB
 
 #: A buffer, a CPU tensor, or a sequence of them: the pieces of one block, in order.
 Data: TypeAlias = Any
@@ -85,12 +86,11 @@ def aligned(nbytes: int, alignment: int = PAGE_BYTES) -> memoryview:
 
 
 class BouncePool:
-    """Aligned buffers for direct I/O from memory that is not; at most *limit* are kept."""
+    """Aligned buffers on huge pages for direct I/O; at most *limit* are kept."""
 
-    def __init__(self, nbytes: int, *, limit: int, alignment: int = PAGE_BYTES) -> None:
+    def __init__(self, nbytes: int, *, limit: int) -> None:
         self.nbytes = nbytes
         self._limit = limit
-        self._alignment = alignment
         self._free: list[memoryview] = []
         self._lock = threading.Lock()
 
@@ -100,7 +100,7 @@ class BouncePool:
             if self._free:
                 return self._free.pop()
         try:
-            return aligned(self.nbytes, self._alignment)
+            return aligned(self.nbytes, 2 * MiB)
         except MemoryError as exc:
             raise storage_error(errno.ENOMEM, "allocate a bounce buffer") from exc
 

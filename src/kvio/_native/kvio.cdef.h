@@ -56,11 +56,13 @@
 #define KVIO_VERIFY_FULL 2
 
 /* kvio_op.flags: a part of a block is wanted; check a block and return no bytes;
- * answers: the trailer carries a checksum of the payload; the name stood before. */
+ * answers: the trailer carries a checksum of the payload; the name stood before;
+ * the block that stood there was judged and may not stay. */
 #define KVIO_OP_RANGE 1
 #define KVIO_OP_SCRUB 2
 #define KVIO_OP_HAS_CHECKSUM 16
 #define KVIO_OP_REPLACED 32
+#define KVIO_OP_UNFIT 64
 
 /* kvio_op.mode */
 #define KVIO_MODE_BUFFERED 0

@@ -230,7 +230,8 @@ int kvio_temp_publish(kvio_call *call, kvio_op *op)
 		return r < 0 ? failed(op, KVIO_SITE_LINK, r) : 0;
 	if (call->if_exists == KVIO_ERROR)
 		return failed(op, KVIO_SITE_LINK, -EEXIST);
-	if (call->if_exists == KVIO_KEEP) {
+	/* Never judge a block twice: the second fdatasync after an error says OK. */
+	if (call->if_exists == KVIO_KEEP && !(op->flags & KVIO_OP_UNFIT)) {
 		r = kvio_standing_kept(call, op);
 		if (r < 0)
 			return r;

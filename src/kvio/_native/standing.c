@@ -53,7 +53,11 @@ int kvio_standing_kept(kvio_call *call, kvio_op *op)
 	if (!r && call->flags & KVIO_DURABLE && call->if_exists == KVIO_KEEP)
 		r = promote(call, op, &standing) ? KVIO_CORRUPT : 0;
 	kvio_close_block(call, &standing, 0);
-	if (r == -ENOENT || (r == KVIO_CORRUPT && call->if_exists == KVIO_KEEP))
+	if (r == KVIO_CORRUPT && call->if_exists == KVIO_KEEP) {
+		op->flags |= KVIO_OP_UNFIT;
+		return 0;
+	}
+	if (r == -ENOENT)
 		return 0;
 	if (r < 0 && r != KVIO_CORRUPT)
 		return failed(op, standing.site, r);

@@ -172,7 +172,9 @@ static inline int sys_close(kvio_fault *fault, int fd)
 	int hit = kvio_hit(fault, KVIO_SITE_CLOSE);
 	int r = close(fd) ? -errno : 0;
 
-	return hit ? hit : r == -EINTR ? 0 : r;
+	if (hit)
+		r = hit;
+	return r == -EINTR ? 0 : r;
 }
 
 static inline int64_t sys_transfer(kvio_fault *fault, int site, int fd, struct iovec *iov, int niov,

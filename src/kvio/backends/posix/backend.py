@@ -48,7 +48,7 @@ _FORMS = (
     "named temporary, rename",
 )
 _STAT_GROUP = 256
-_KEPT_BOUNCE_BUFFERS = 64
+_KEPT_BOUNCE_BUFFERS = 16
 
 
 class PosixBackend(Backend):
@@ -85,7 +85,6 @@ class PosixBackend(Backend):
         except OSError as exc:
             raise storage_error(exc.errno or errno.EIO, f"probe root {options.root!r}") from exc
         self._refuse_what_cannot_be(medium)
-        spare = 4 * medium.offset_align
         durable = options.durability == "durable"
         directories = Directories(self._rootfd, durable=durable)
         if durable and options.layout == "block":
@@ -99,7 +98,7 @@ class PosixBackend(Backend):
             for_read=chooser(policy.for_read),
             directories=directories,
             place=placer(options.layout, options.namespace),
-            bounce=BouncePool(options.segment_bytes + spare, limit=_KEPT_BOUNCE_BUFFERS),
+            bounce=BouncePool(options.segment_bytes, limit=_KEPT_BOUNCE_BUFFERS),
             publish=self._first_publish_form(medium),
             template=make_template(
                 memory_align=medium.memory_align,

@@ -323,7 +323,7 @@ class Engine:
         exc: OSError,
         create: bool,  # noqa: FBT001
     ) -> BlockResult:
-        if isinstance(exc, FileNotFoundError) and not create:
+        if isinstance(exc, FileNotFoundError | NotADirectoryError) and not create:
             return outcome.failure(key, BlockNotFoundError(f"no block {key!r}", key=key))
         text = f"{self.name}: open the directory failed"
         number = exc.errno or errno.EIO

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 from kvio import _native
 from kvio._native import lib
 from kvio.backends.posix.engine import IF_EXISTS, Engine
-from kvio.types import Cancellation, IfExists, Parts, ReadItem, Receipt, WriteItem
+from kvio.types import Cancellation, IfExists, KiB, Parts, ReadItem, Receipt, WriteItem
 
-_MIN_SEGMENTS = 4
+_MIN_SEGMENTS = 2
+#: A bounce buffer holds a segment, what ends a block, and an unaligned start.
+_SPARE = 64 * KiB
 
 
 class Settings(NamedTuple):
@@ -83,7 +85,7 @@ def _write_segments(
     begun = lib.kvio_write_begin(call, op)
     if begun:
         return int(begun == 1)
-    *cuts, last = _cuts(op.nbytes, engine.options.segment_bytes)
+    *cuts, last = _cuts(op.nbytes, engine.options.segment_bytes - _SPARE)
     settings = Settings(engine.write_flags, IF_EXISTS[if_exists], "full", cancel)
     status = -errno.EIO
     try:
@@ -110,10 +112,9 @@ def _read_segments(
         return 0
     stored = op.crc
     settings = Settings(engine.flags, 0, engine.options.verify, cancel)
-    bounced = op.mode_taken == lib.KVIO_MODE_DIRECT
-    step = engine.options.segment_bytes if bounced else engine.options.chunk_bytes
+    cuts = _cuts(op.nbytes, engine.options.segment_bytes - _SPARE)
     try:
-        status = _run_ranges(engine, lib.kvio_read_range, settings, op, _cuts(op.nbytes, step))
+        status = _run_ranges(engine, lib.kvio_read_range, settings, op, cuts)
     finally:
         lib.kvio_read_end(call, op)
     checked = engine.options.verify == "full" and op.flags & lib.KVIO_OP_HAS_CHECKSUM

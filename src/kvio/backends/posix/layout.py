@@ -105,9 +105,17 @@ class Directories:
 
 
 def make_fan_out(directories: Directories) -> None:
-    """Make all directories of ``layout=block``, so that no later write has to sync a parent."""
+    """Make and sync all directories of ``layout=block``, so that no write has to sync a parent."""
+    rootfd = directories.rootfd
     for leaf in _LEAVES:
-        directories.get(leaf, create=True, leased=[])
+        directories.kept[leaf] = _native.open_dir(rootfd, leaf, create=True, durable=False)
+    for parent in _LEAVES[::16]:
+        fd = _native.open_dir(rootfd, parent[0], create=False, durable=False)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    os.fsync(rootfd)
 
 
 def walk_files(rootfd: int, layout: Layout) -> Iterator[tuple[str, str]]:

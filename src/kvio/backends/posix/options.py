@@ -24,8 +24,8 @@ class PosixOptions:
         checksum: what a write computes: ``crc32c`` or ``none``.
         publish: ``tmpfile`` (O_TMPFILE and linkat), ``rename`` (a named temporary), or ``auto``.
         chunk_bytes: at most this much in one system call.
-        segment_bytes: a large block under direct I/O is copied and transferred in segments of
-            this size by several threads.
+        segment_bytes: size of the bounce buffers; a large block under direct I/O whose memory is
+            not aligned is copied and transferred in segments of about this size by several threads.
         namespace: goes into every trailer; blocks of another namespace are refused.
         create: make the root (its parent must exist) if it is missing.
         shared_root: accept a root that others may write to, or that is not ours.
@@ -39,8 +39,8 @@ class PosixOptions:
     verify: Verify = "full"
     checksum: Literal["crc32c", "none"] = "crc32c"
     publish: Literal["auto", "tmpfile", "rename"] = "auto"
-    chunk_bytes: int = 4 * MiB
-    segment_bytes: int = MiB
+    chunk_bytes: int = 16 * MiB
+    segment_bytes: int = 4 * MiB
     namespace: str = ""
     create: bool = False
     shared_root: bool = False
@@ -50,8 +50,10 @@ class PosixOptions:
     def __post_init__(self) -> None:
         for name in ("chunk_bytes", "segment_bytes"):
             value = getattr(self, name)
-            if value < _STEP or value % _STEP or value > 0x7FFF0000:
-                raise ConfigError(f"option {name!r} must be a multiple of 64 KiB below 2 GiB")
+            if value < 2 * _STEP or value % _STEP or value > 0x7FFF0000:
+                raise ConfigError(
+                    f"option {name!r} must be a multiple of 64 KiB, from 128 KiB to below 2 GiB"
+                )
         if "\0" in self.namespace:
             raise ConfigError("option 'namespace' must not contain a zero byte")
         if not self.root.startswith("/") or "\0" in self.root:
