@@ -52,7 +52,12 @@ def parse_url(text: str) -> StoreURL:
         )
     if not separator:
         return StoreURL(scheme)
-    parts = urlsplit(f"//{rest}")
+    if not text.isprintable():
+        raise ConfigError(f"control characters in a store URL: write %0A, … in {text!r:.80}")
+    try:
+        parts = urlsplit(f"//{rest}")
+    except ValueError as exc:
+        raise ConfigError(f"not a store URL: {text!r:.80} ({exc})") from None
     if "@" in parts.netloc:
         raise ConfigError("a store URL must not hold credentials")
     if parts.fragment:

@@ -41,23 +41,37 @@ static int rwf(const kvio_op *op)
 	return op->mode_taken == KVIO_MODE_DONTCACHE ? RWF_DONTCACHE : 0;
 }
 
+/* A direct write stopped inside its first file block, as it does at a file size
+ * limit: asking for the next byte tells why. */
+static int why_short(kvio_call *call, const kvio_op *op, struct iovec *iov, int niov,
+		     uint64_t offset, size_t done)
+{
+	int64_t r;
+
+	advance(&iov, &niov, done);
+	r = done ? sys_transfer(call->fault, KVIO_SITE_WRITE, op->fd, iov, niov, offset + done, 0)
+		 : 0;
+	return r < 0 && r != -EINVAL ? (int)r : -EIO;
+}
+
 /* Write it all.  After a short direct write the rest must start on a file
  * block again, so the part of a block that was written is written once more. */
 static int write_all(kvio_call *call, const kvio_op *op, struct iovec *iov, int niov,
 		     uint64_t offset)
 {
 	while (niov) {
-		int64_t r;
+		int64_t done, r;
 
 		if (kvio_cancelled(call))
 			return -ECANCELED;
-		r = sys_transfer(call->fault, KVIO_SITE_WRITE, op->fd, iov, niov, offset, rwf(op));
+		r = done = sys_transfer(call->fault, KVIO_SITE_WRITE, op->fd, iov, niov, offset,
+					rwf(op));
 		if (r < 0)
 			return (int)r;
 		if (is_direct(op) && (uint64_t)r < total(iov, niov))
 			r = (int64_t)kvio_round_down((uint64_t)r, call->offset_align);
 		if (!r)
-			return -EIO;
+			return why_short(call, op, iov, niov, offset, (size_t)done);
 		offset += (uint64_t)r;
 		advance(&iov, &niov, (size_t)r);
 	}
@@ -195,8 +209,10 @@ static uint32_t deliver(const kvio_op *op, struct kvio_cursor *cursor, const uin
 		crc = checksum ? kvio_crc32c(crc, src, payload) : crc;
 	else
 		crc = kvio_cursor_scatter(cursor, src, payload, crc, checksum);
-	memcpy(*tail, src + payload, tail_nbytes);
-	*tail += tail_nbytes;
+	if (tail_nbytes) {
+		memcpy(*tail, src + payload, tail_nbytes);
+		*tail += tail_nbytes;
+	}
 	return crc;
 }
 

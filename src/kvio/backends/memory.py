@@ -16,6 +16,7 @@ from kvio.errors import (
     BlockNotFoundError,
     BlockSizeError,
     ConfigError,
+    CorruptBlockError,
     UnsupportedError,
 )
 from kvio.types import (
@@ -38,7 +39,7 @@ from kvio.url import StoreURL, typed_options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOptions:
-    """The options every backend has; ``layout`` and ``verify`` change nothing here."""
+    """The options every backend has; ``layout`` changes nothing here."""
 
     durability: Durability = "visible"
     layout: Layout = "block"
@@ -62,6 +63,7 @@ class MemoryBackend(Backend):
         if options.durability == "durable":
             raise UnsupportedError("durability='durable' in memory: nothing survives the process")
         self._checksum = options.checksum == "crc32c"
+        self._verify = options.verify == "full"
         self._blocks: dict[str, _Block] = {}
         self._lock = threading.Lock()
 
@@ -102,7 +104,10 @@ class MemoryBackend(Backend):
         nbytes: int | None = None,
         cancel: Cancellation | None = None,
     ) -> int:
-        data = memoryview(self._get(key).data)
+        block = self._get(key)
+        if self._verify and block.checksum not in (None, crc32c(block.data)):
+            raise CorruptBlockError(f"block {key!r} is corrupt in memory", key=key)
+        data = memoryview(block.data)
         if offset > len(data):
             raise BlockSizeError(f"offset {offset} lies beyond block {key!r}", key=key)
         room = sum(map(len, parts))
