@@ -25,14 +25,19 @@ static int failed(kvio_op *op, int site, int r)
 	return r;
 }
 
-/* -ENOENT from a directory that was removed under us reads as -ESTALE. */
+/* A directory that was removed under us answers ENOENT, or EPERM where an inode
+ * was to be made (ext4_new_inode of Linux 6.18); both read as -ESTALE. */
 static int stale_or(kvio_call *call, const kvio_op *op, int r)
 {
 	struct stat st;
+	int asked;
 
-	if (r == -ENOENT && !sys_fstat(call->fault, op->dirfd, &st) && !st.st_nlink)
-		return -ESTALE;
-	return r;
+	if (r != -ENOENT && r != -EPERM)
+		return r;
+	asked = sys_fstat(call->fault, op->dirfd, &st);
+	if (asked < 0)
+		return asked;
+	return st.st_nlink ? r : -ESTALE;
 }
 
 static int make_temp_name(kvio_call *call, kvio_op *op)
@@ -56,13 +61,19 @@ static int no_tmpfile_here(int r)
 	return r == -EOPNOTSUPP || r == -EISDIR || r == -EINVAL || r == -ENOSYS || r == -ENOENT;
 }
 
+/* A refusal is believed the second time: another thread may have put a new
+ * directory under the number of a removed one in between. */
 static int open_anonymous(kvio_call *call, kvio_op *op, int flags)
 {
-	int r = sys_openat(call->fault, KVIO_SITE_OPEN_TEMP, op->dirfd, ".",
-			   O_TMPFILE | O_WRONLY | flags, 0600);
+	int r = -ENOENT;
 
 	op->temp[0] = 0;
-	if (r < 0 && no_tmpfile_here(r) && stale_or(call, op, r) != -ESTALE)
+	for (int tries = 0; tries < 2 && r == -ENOENT; tries++) {
+		r = sys_openat(call->fault, KVIO_SITE_OPEN_TEMP, op->dirfd, ".",
+			       O_TMPFILE | O_WRONLY | flags, 0600);
+		r = stale_or(call, op, r);
+	}
+	if (r < 0 && no_tmpfile_here(r))
 		call->publish = KVIO_PUBLISH_NAMED;
 	return r;
 }

@@ -86,9 +86,10 @@ int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *reside
  * there; an unknown cache state (before Linux 6.5) counts as cold. */
 static void choose_mode(kvio_call *call, kvio_op *op)
 {
-	struct kvio_cachestat_range range = { op->offset, op->nbytes };
+	uint64_t wanted = op->flags & KVIO_OP_SCRUB ? op->file_nbytes : op->nbytes;
+	struct kvio_cachestat_range range = { op->offset, wanted };
 	struct kvio_cachestat stat;
-	uint64_t pages = kvio_round_up(kvio_min(op->nbytes, op->file_nbytes), 4096) / 4096;
+	uint64_t pages = kvio_round_up(kvio_min(wanted, op->file_nbytes), 4096) / 4096;
 
 	op->mode_taken = op->mode;
 	op->hot_percent = KVIO_UNKNOWN;

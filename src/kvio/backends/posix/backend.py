@@ -24,7 +24,7 @@ from kvio.backends.posix.root import (
     temp_prefix,
 )
 from kvio.buffers import BouncePool, total_bytes
-from kvio.errors import BlockNotFoundError, KvioError, UnsupportedError, storage_error
+from kvio.errors import BlockNotFoundError, ConfigError, KvioError, UnsupportedError, storage_error
 from kvio.policies import Always, Policy, load_calibration
 from kvio.policies import Hybrid as HybridPolicy
 from kvio.types import (
@@ -277,7 +277,11 @@ class Hybrid(PosixBackend):
         path = Path(self.options.root, CALIBRATION_NAME)
         if self.options.calibration == "none" or not path.exists():
             return HybridPolicy()
-        calibration = load_calibration(path.read_text(encoding="utf-8"), str(path))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"cannot read the calibration {path}: {exc}") from exc
+        calibration = load_calibration(text, str(path))
         if not medium.dontcache:
             calibration = calibration.replacing(IOMode.DONTCACHE, IOMode.BUFFERED)
         return HybridPolicy(calibration)

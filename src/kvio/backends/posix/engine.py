@@ -37,6 +37,7 @@ VERIFY: Final = {
     "length": lib.KVIO_VERIFY_LENGTH,
     "full": lib.KVIO_VERIFY_FULL,
 }
+_ANY_SIZE: Final = 1 << 40
 _STALE: Final = -errno.ESTALE
 
 
@@ -150,8 +151,13 @@ class Engine:
     def run_one(
         self, function: Any, key: str, *, op_flags: int = 0, verify: str | None = None
     ) -> Answer:
-        """Run one operation without bytes and return how it ended, or raise why it failed."""
-        group = Group([key], [self.place(key)], [()], [0], [LOOK], 0, op_flags)
+        """Run one operation without bytes and return how it ended, or raise why it failed.
+
+        A scrub goes past the page cache where the policy ever does, so that checking a store
+        does not push everybody's data out.
+        """
+        choice = self.for_read(_ANY_SIZE, 1) if op_flags & lib.KVIO_OP_SCRUB else LOOK
+        group = Group([key], [self.place(key)], [()], [0], [choice], 0, op_flags)
         self.run(function, group, self.flags, verify=verify or self.options.verify)
         return self._answer_of_one(group)
 

@@ -85,7 +85,7 @@ def _write_segments(
     begun = lib.kvio_write_begin(call, op)
     if begun:
         return int(begun == 1)
-    *cuts, last = _cuts(op.nbytes, engine.options.segment_bytes - _SPARE)
+    *cuts, last = _cuts(op.nbytes, engine.options.segment_bytes)
     settings = Settings(engine.write_flags, IF_EXISTS[if_exists], "full", cancel)
     status = -errno.EIO
     try:
@@ -112,7 +112,7 @@ def _read_segments(
         return 0
     stored = op.crc
     settings = Settings(engine.flags, 0, engine.options.verify, cancel)
-    cuts = _cuts(op.nbytes, engine.options.segment_bytes - _SPARE)
+    cuts = _cuts(op.nbytes, engine.options.segment_bytes)
     try:
         status = _run_ranges(engine, lib.kvio_read_range, settings, op, cuts)
     finally:
@@ -155,8 +155,9 @@ def _run_range(
             engine.bounce.give(bounce)
 
 
-def _cuts(nbytes: int, step: int) -> list[tuple[int, int]]:
-    """Cut [0, nbytes) into pieces of *step* bytes as (start, length); at least one piece."""
+def _cuts(nbytes: int, segment_bytes: int) -> list[tuple[int, int]]:
+    """Cut [0, nbytes) into pieces that fit a bounce buffer, as (start, length); at least one."""
+    step = max(segment_bytes - _SPARE, _SPARE)
     return [(at, min(step, nbytes - at)) for at in range(0, nbytes, step)] or [(0, 0)]
 
 

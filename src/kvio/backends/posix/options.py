@@ -50,10 +50,8 @@ class PosixOptions:
     def __post_init__(self) -> None:
         for name in ("chunk_bytes", "segment_bytes"):
             value = getattr(self, name)
-            if value < 2 * _STEP or value % _STEP or value > 0x7FFF0000:
-                raise ConfigError(
-                    f"option {name!r} must be a multiple of 64 KiB, from 128 KiB to below 2 GiB"
-                )
+            if value < _STEP or value % _STEP or value > 0x7FFF0000:
+                raise ConfigError(f"option {name!r} must be a multiple of 64 KiB below 2 GiB")
         if "\0" in self.namespace:
             raise ConfigError("option 'namespace' must not contain a zero byte")
         if not self.root.startswith("/") or "\0" in self.root:
