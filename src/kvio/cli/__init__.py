@@ -1,0 +1,20 @@
+"""The ``kvio`` command; needs the extra ``cli`` (typer and rich)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+_NEEDS: Final = ("typer", "click", "rich")
+
+
+def main() -> int:
+    """Run the command line of this process and give its exit status."""
+    try:
+        from kvio.cli.app import run
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] not in _NEEDS:
+            raise
+        sys.stderr.write(f"kvio: {exc.name} is missing: pip install 'kvio[cli]'\n")
+        return 2
+    return run(sys.argv[1:])

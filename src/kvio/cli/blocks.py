@@ -1,0 +1,222 @@
+"""put, get, ls, stat and rm: blocks in, blocks out."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+import kvio
+from kvio.cli import many
+from kvio.cli.output import (
+    BAD_BLOCK,
+    FAILED,
+    StoreArgument,
+    complain,
+    complain_of,
+    format_bytes,
+    format_checksum,
+    open_store,
+    print_line,
+    receipt_line,
+    write_stdout,
+)
+
+KeyArgument = Annotated[
+    str,
+    typer.Argument(metavar="KEY", help="The block's name: letters, digits, ._=@+- and /."),
+]
+
+
+class IfExists(StrEnum):
+    """What a put does where the key is taken."""
+
+    KEEP = "keep"
+    REPLACE = "replace"
+    ERROR = "error"
+
+
+def put(
+    store: StoreArgument,
+    key: KeyArgument,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="What to store; - is standard input.")
+    ] = "-",
+    if_exists: Annotated[
+        IfExists,
+        typer.Option(
+            help="What to do where the key is taken: keep an intact block of the same length, "
+            "replace it, or fail."
+        ),
+    ] = IfExists.KEEP,
+    recursive: Annotated[
+        bool,
+        typer.Option(
+            "--recursive",
+            "-r",
+            help="FILE is a directory: store every file below it under KEY/its/path "
+            "(an empty KEY '' leaves the path alone).",
+        ),
+    ] = False,
+) -> None:
+    """Store a file as a block.
+
+    The block is there whole or not at all.
+    The receipt that is printed tells what was stored and how safe it is: bytes, level
+    (visible: every reader sees it; durable: it survives a power loss), I/O mode and why,
+    and checksum.
+    """
+    if recursive:
+        many.put(store, key, file, if_exists.value)
+        return
+    data = _read_stdin() if file == "-" else many.read_file(file)
+    with open_store(store) as opened:
+        receipt = opened.write_block(key, data, if_exists=if_exists.value)
+    print_line(receipt_line(receipt))
+
+
+def get(
+    store: StoreArgument,
+    key: KeyArgument,
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="Where to put it; - is standard output."),
+    ] = None,
+    offset: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Begin at this byte of the block.")
+    ] = 0,
+    nbytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="At most so many bytes; default: to the end of the block."
+        ),
+    ] = None,
+    prefix: Annotated[
+        bool,
+        typer.Option(
+            "--prefix",
+            help="FILE is a directory: write every block whose key starts with KEY into it, "
+            "at FILE/the/key ('' takes all blocks).",
+        ),
+    ] = False,
+) -> None:
+    """Read a block, verified, into a file.
+
+    A whole block is checked against its checksum before any of it is written out. With
+    --offset or --nbytes a part is read, and only its length and owner are checked.
+    """
+    if prefix:
+        if file in (None, "-") or offset or nbytes is not None:
+            raise typer.BadParameter("--prefix needs a directory, and takes whole blocks")
+        many.get(store, key, str(file))
+        return
+    if file is None and sys.stdout.isatty():
+        raise typer.BadParameter("a block is binary: name a FILE, or - to print it here")
+    with open_store(store) as opened:
+        block = opened.read_block(key, offset=offset, nbytes=nbytes)
+        if file in (None, "-"):
+            write_stdout(block)
+        else:
+            many.write_file(str(file), block)
+
+
+def list_blocks(
+    store: StoreArgument,
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys that start so.")] = "",
+    long: Annotated[
+        bool, typer.Option("--long", "-l", help="Also size in bytes, time of the write, CRC32C.")
+    ] = False,
+) -> None:
+    """List the keys of a store, sorted, one a line."""
+    status = 0
+    with open_store(store) as opened:
+        for key in sorted(set(opened.list_keys(prefix))):
+            if not long:
+                print_line(key)
+                continue
+            try:
+                print_line(_long_line(opened.stat_block(key)))
+            except kvio.BlockNotFoundError:
+                continue  # deleted since it was listed
+            except kvio.KvioError as exc:
+                status = max(status, complain_of(exc))
+    if status:
+        raise typer.Exit(status)
+
+
+def stat_block(store: StoreArgument, key: KeyArgument) -> None:
+    """Describe a block by its trailer, without reading it."""
+    with open_store(store) as opened:
+        found = opened.stat_block(key)
+    print_line(f"key      {found.key}")
+    print_line(f"size     {found.nbytes} bytes ({format_bytes(found.nbytes)})")
+    print_line(f"stored   {found.stored_nbytes} bytes, with padding and trailer")
+    print_line(f"crc32c   {format_checksum(found.checksum)}")
+    print_line(f"written  {_when(found.mtime_ns)}")
+
+
+def remove(
+    store: StoreArgument,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="The blocks to remove.")],
+) -> None:
+    """Remove blocks.
+
+    Exit status 1 if one of them was not there.
+    """
+    status = 0
+    with open_store(store) as opened:
+        for result in opened.delete_blocks(keys):
+            if result.status is kvio.BlockStatus.MISSING:
+                status = max(status, complain(f"no block {result.key!r}", BAD_BLOCK))
+            elif result.error is not None:
+                status = max(status, complain(str(result.error), FAILED))
+    if status:
+        raise typer.Exit(status)
+
+
+def _long_line(found: kvio.BlockStat) -> str:
+    checksum = format_checksum(found.checksum)
+    return f"{found.nbytes:>14}  {_when(found.mtime_ns)}  {checksum:>8}  {found.key}"
+
+
+def _when(mtime_ns: int | None) -> str:
+    if mtime_ns is None:
+        return "unknown"
+    moment = dt.datetime.fromtimestamp(mtime_ns // 10**9, dt.UTC).astimezone()
+    return moment.strftime("%Y-%m-%d %H:%M:%S %z")
+
+
+def _read_stdin() -> bytes:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise typer.BadParameter("nothing to store: name a FILE, or pipe bytes into kvio put")
+    return sys.stdin.buffer.read()
+
+
+COMMANDS: Final = (
+    (
+        "put",
+        put,
+        "  kvio put /mnt/kv weights/layer-0 layer0.bin\n"
+        "  tar c data | kvio put /mnt/kv backups/monday\n"
+        "  kvio put 'hybrid:///mnt/kv?durability=durable' run7/step-100 state.bin\n"
+        "  kvio put -r /mnt/kv datasets/cats ./cats",
+    ),
+    (
+        "get",
+        get,
+        "  kvio get /mnt/kv weights/layer-0 layer0.bin\n"
+        "  kvio get /mnt/kv backups/monday - | tar x\n"
+        "  kvio get /mnt/kv weights/layer-0 --offset 4096 --nbytes 64 - | xxd\n"
+        "  kvio get --prefix /mnt/kv datasets/cats/ ./restored",
+    ),
+    (
+        "ls",
+        list_blocks,
+        "  kvio ls /mnt/kv\n  kvio ls -l /mnt/kv weights/\n  kvio ls /mnt/kv | wc -l",
+    ),
+    ("stat", stat_block, "  kvio stat /mnt/kv weights/layer-0"),
+    ("rm", remove, "  kvio rm /mnt/kv weights/layer-0 weights/layer-1"),
+)

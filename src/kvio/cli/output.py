@@ -1,0 +1,215 @@
+"""What all commands share: errors in one line, stores by path or URL, progress, sizes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from types import TracebackType
+from typing import Annotated, Final, ParamSpec, Self, TypeAlias, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+)
+
+import kvio
+
+BAD_BLOCK: Final = 1
+FAILED: Final = 2
+INTERRUPTED: Final = 130
+PIPE_CLOSED: Final = 141  # as a shell reports a process that SIGPIPE ended
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+StoreArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(metavar="STORE", help="A directory, or a URL such as hybrid:///mnt/kv."),
+]
+
+_WINDOW: Final = 1024
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)").fullmatch
+_SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def complain(message: str, status: int = FAILED) -> int:
+    """Say what is wrong in one line on stderr, and give the exit status."""
+    sys.stderr.write(f"kvio: {' '.join(message.split())}\n")
+    return status
+
+
+def complain_of(exc: BaseException) -> int:
+    """Say in one line what an error says, and give the exit status it stands for."""
+    if isinstance(exc, kvio.BlockNotFoundError | kvio.CorruptBlockError):
+        return complain(str(exc), BAD_BLOCK)
+    if isinstance(exc, kvio.KvioError):
+        return complain(str(exc))
+    if isinstance(exc, OSError) and exc.strerror:
+        where = f"{exc.filename}: " if exc.filename is not None else ""
+        return complain(f"{where}{exc.strerror}")
+    return complain(str(exc) or "out of memory")
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn what a user can cause into one line and an exit status, never a traceback."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise typer.Exit(forget_stdout()) from None
+        except (kvio.KvioError, OSError, MemoryError) as exc:
+            raise typer.Exit(complain_of(exc)) from None
+
+    return run
+
+
+def forget_stdout() -> int:
+    """Let what is still to be printed go nowhere, and give the exit status for a closed pipe."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return PIPE_CLOSED
+
+
+def open_store(store: str, *, io_threads: int | None = None) -> kvio.Store:
+    """Open what a STORE argument names: a URL, or a directory by the hybrid backend."""
+    if "://" in store:
+        return kvio.open_store(store, io_threads=io_threads)
+    return kvio.open_store("hybrid", root=store, io_threads=io_threads)
+
+
+def print_line(text: str = "") -> None:
+    """Print a line of result; names of undecodable bytes come out as they are."""
+    write_stdout(memoryview(os.fsencode(f"{text}\n")))
+
+
+def write_stdout(data: memoryview) -> None:
+    """Write all of it to standard output, which writes short where PYTHONUNBUFFERED is set."""
+    while data:
+        data = data[sys.stdout.buffer.write(data) :]
+
+
+class Meter:
+    """Counts blocks and bytes, and shows them on stderr where that is a terminal."""
+
+    def __init__(self, what: str, blocks: int) -> None:
+        self.blocks = 0
+        self.nbytes = 0
+        self._started = time.monotonic()
+        self._progress = progress_bar(
+            MofNCompleteColumn(), TextColumn("blocks"), TextColumn("{task.fields[rate]}")
+        )
+        self._task = self._progress.add_task(what, total=blocks, rate="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    @property
+    def rate(self) -> str:
+        """Bytes so far and 10^6 bytes a second."""
+        speed = self.nbytes / 1e6 / max(1e-9, time.monotonic() - self._started)
+        return f"{format_bytes(self.nbytes)}, {speed:.0f} MB/s"
+
+    def add(self, nbytes: int) -> None:
+        """Count one block."""
+        self.blocks += 1
+        self.nbytes += nbytes
+        self._progress.update(self._task, advance=1, rate=self.rate)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the bar away while something else is printed."""
+        self._progress.stop()
+        try:
+            yield
+        finally:
+            self._progress.start()
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """Make a progress bar on stderr, shown only where that is a terminal and gone at the end."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def receipt_line(receipt: kvio.Receipt) -> str:
+    """Give a receipt in one line."""
+    what = "kept" if receipt.existed else "stored"
+    return (
+        f"{what} {receipt.key}: {receipt.nbytes} bytes, {receipt.level}, {receipt.mode} "
+        f"({receipt.reason}), crc32c {format_checksum(receipt.checksum)}"
+    )
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+    """Run a function over items side by side; results in order, a bounded number in flight."""
+    source = iter(items)
+    pool = ThreadPoolExecutor(threads)
+    try:
+        while window := list(islice(source, _WINDOW)):
+            yield from pool.map(function, window)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def default_threads() -> int:
+    """Give how many blocks are worked on at once unless told."""
+    return min(16, max(4, 2 * len(os.sched_getaffinity(0))))
+
+
+def parse_duration(text: str) -> float:
+    """Turn ``90``, ``30s``, ``15m``, ``24h`` or ``7d`` into seconds."""
+    match = _DURATION(text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a duration (for example 30s, 15m, 24h, 7d)")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def format_bytes(nbytes: float) -> str:
+    """Give a size with the unit that suits it."""
+    unit = "bytes"
+    for larger in ("KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            break
+        nbytes, unit = nbytes / 1024, larger
+    digits = 0 if unit == "bytes" or nbytes >= 100 else 1
+    return f"{nbytes:.{digits}f}".removesuffix(".0") + f" {unit}"
+
+
+def format_checksum(checksum: int | None) -> str:
+    """Give a CRC32C in hexadecimal, or a dash."""
+    return "-" if checksum is None else f"{checksum:08x}"

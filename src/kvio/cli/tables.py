@@ -1,0 +1,168 @@
+"""The tables that doctor and tune print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kvio import tuning
+from kvio.cli.output import format_bytes
+from kvio.doctor import Diagnosis
+from kvio.policies import Calibration, Step
+
+_ANSWER_COLUMNS: Final = 22
+_MODES: Final = ("buffered", "direct", "dontcache")
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print what was found as a table, then the recommendation."""
+    console = Console(highlight=False)
+    table = _table(f"What kvio found at {diagnosis.target}")
+    table.add_column("question", no_wrap=True)
+    table.add_column("answer", max_width=_ANSWER_COLUMNS, overflow="fold")
+    table.add_column("what it means")
+    for finding in diagnosis.findings:
+        style = {True: "green", False: "yellow", None: ""}[finding.good]
+        answer = escape(finding.answer)
+        table.add_row(
+            finding.name, f"[{style}]{answer}[/]" if style else answer, escape(finding.meaning)
+        )
+    console.print(table)
+    console.print()
+    if diagnosis.url is not None:
+        console.print(f"Recommended: [bold]{escape(diagnosis.url)}[/]", soft_wrap=True)
+    for sentence in diagnosis.advice:
+        console.print(f"- {escape(sentence)}")
+
+
+def print_tuning(result: tuning.Tuning) -> None:
+    """Print the medians by size and mode, then the chosen thresholds."""
+    console = Console(highlight=False)
+    measured = result.measured
+    cells = measured.get("cells", ())
+    writes = measured.get("writes", "visible")
+    for concurrency in sorted({cell["concurrency"] for cell in cells}):
+        row = sorted(
+            (cell for cell in cells if cell["concurrency"] == concurrency),
+            key=lambda cell: int(cell["nbytes"]),
+        )
+        many = _many(concurrency)
+        for table in (
+            _writes_table(f"Writes, {many}, MB/s until {writes}", row, result),
+            _reads_table(f"Cold reads, {many}, MB/s", row, result),
+        ):
+            console.print(table)
+            console.print()
+    if cells:
+        for note in _notes(measured, cells):
+            console.print(escape(note))
+        console.print()
+    _print_thresholds(console, result.calibration)
+
+
+def _writes_table(title: str, row: Sequence[dict[str, Any]], result: tuning.Tuning) -> Table:
+    table = _rates_table(title, row, "write_mb_per_s")
+    visible = result.measured.get("writes") == "visible"
+    if visible:
+        table.add_column("left dirty", justify="right")
+    chosen = result.calibration.pick
+    for cell in row:
+        mode = chosen(result.calibration.write, cell["nbytes"], cell["concurrency"])
+        table.add_row(
+            *_rates(cell, "write_mb_per_s", row, mode), *([_owed(cell)] if visible else [])
+        )
+    return table
+
+
+def _reads_table(title: str, row: Sequence[dict[str, Any]], result: tuning.Tuning) -> Table:
+    table = _rates_table(title, row, "read_mb_per_s")
+    chosen = result.calibration.pick
+    for cell in row:
+        mode = chosen(result.calibration.read, cell["nbytes"], cell["concurrency"])
+        table.add_row(*_rates(cell, "read_mb_per_s", row, mode))
+    return table
+
+
+def _rates_table(title: str, row: Sequence[dict[str, Any]], name: str) -> Table:
+    table = _table(title)
+    table.add_column("size", justify="right", no_wrap=True)
+    for mode in _modes_of(row, name):
+        table.add_column(mode, justify="right")
+    table.add_column("chosen")
+    table.add_column("rounds", justify="right")
+    return table
+
+
+def _rates(
+    cell: Mapping[str, Any], name: str, row: Sequence[dict[str, Any]], chosen: str
+) -> Iterable[str]:
+    rates = cell[name]
+    yield format_bytes(cell["nbytes"])
+    for mode in _modes_of(row, name):
+        rate = f"{rates[mode]:.0f}" if mode in rates else "-"
+        yield f"[bold]{rate}[/]" if rate != "-" and rates[mode] == max(rates.values()) else rate
+    yield chosen if cell["rounds"] >= tuning.MIN_ROUNDS else f"{chosen}*"
+    yield str(cell["rounds"])
+
+
+def _modes_of(row: Sequence[dict[str, Any]], name: str) -> list[str]:
+    return [mode for mode in _MODES if any(mode in cell[name] for cell in row)]
+
+
+def _owed(cell: Mapping[str, Any]) -> str:
+    """Say what a buffered block still owed the disk, and how long that took afterwards."""
+    settle_s = cell["settle_s"].get("buffered")
+    dirty = cell["dirty_bytes"].get("buffered")
+    if settle_s is None:
+        return "-"
+    owed = "unknown" if dirty is None else format_bytes(dirty / cell["nblocks"])
+    return f"{owed}, {settle_s * 1e3:.2g} ms"
+
+
+def _notes(measured: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Iterable[str]:
+    few, most = (limit(cell["rounds"] for cell in cells) for limit in (min, max))
+    yield (
+        f"Medians of {few} to {most} rounds on {measured.get('file_system')}, "
+        f"{measured.get('system')}: {measured.get('seconds')} s, "
+        f"{format_bytes(measured.get('bytes_written', 0))} written."
+    )
+    if measured.get("writes") == "visible":
+        yield (
+            "A visible write may still owe its bytes to the disk: left dirty is how much of a "
+            "block a buffered write had not written back, and how long that took then."
+        )
+    if not measured.get("cold_reads", True):
+        yield "The page cache cannot be dropped here: reads are not cold and keep the default."
+    if few < tuning.MIN_ROUNDS:
+        yield "* too few rounds within the budget to decide: the default."
+
+
+def _print_thresholds(console: Console, calibration: Calibration) -> None:
+    chosen = _table(f"Chosen ({escape(calibration.reason)})")
+    chosen.show_header = False
+    chosen.add_column(no_wrap=True)
+    chosen.add_column()
+    for verb, table in (("writes", calibration.write), ("cold reads", calibration.read)):
+        for concurrency, steps in sorted(table.items()):
+            chosen.add_row(f"{verb}, {_many(concurrency)}", _in_words(steps))
+    console.print(chosen)
+
+
+def _in_words(steps: Sequence[Step]) -> str:
+    *limited, last = steps
+    words = [f"{step.mode} below {format_bytes(step.below_nbytes or 0)}" for step in limited]
+    return ", ".join([*words, f"{last.mode} above" if words else f"always {last.mode}"])
+
+
+def _many(concurrency: int) -> str:
+    return "one at a time" if concurrency == 1 else f"{concurrency} at once"
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
+    )

@@ -1,0 +1,104 @@
+"""Running the installed command, and looking at a store without kvio."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvio.backends.posix.root import temp_prefix
+
+SCRIPT = Path(sysconfig.get_path("scripts"), "kvio")
+
+
+def run(
+    *arguments: object, stdin: bytes | None = None, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Run kvio to its end."""
+    return subprocess.run(
+        [SCRIPT, *map(str, arguments)],
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        env={**os.environ, "COLUMNS": "80", **environment},
+        timeout=120,
+        check=False,
+    )
+
+
+def complaint(done: subprocess.CompletedProcess[bytes], status: int) -> str:
+    """Give the one line that a command complained with."""
+    lines = done.stderr.decode().splitlines()
+
+    assert done.returncode == status, done
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("kvio: "), lines
+    return lines[0]
+
+
+def file_of(store: Path, key: str) -> Path:
+    """Find a block's file without kvio."""
+    (path,) = store.glob(f"?/?/{key.replace('/', '~')}")
+    return path
+
+
+def flip_a_bit(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def kvio_crc32c(data: bytes) -> int:
+    """Checksum by a published library."""
+    google_crc32c = pytest.importorskip("google_crc32c", reason="google-crc32c is not installed")
+    return int(google_crc32c.value(data))
+
+
+def temporary_prefix(pid: int) -> str:
+    """Begin the name of a temporary as a writer of this machine and boot does."""
+    mine = temp_prefix()
+    return mine.replace(f"-{os.getpid()}-", f"-{pid}-")
+
+
+def load_json(text: bytes) -> Any:
+    return json.loads(text)
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, int]]:
+    """Give the two ends of a terminal; the caller closes the second."""
+    master, slave = pty.openpty()
+    try:
+        yield master, slave
+    finally:
+        os.close(master)
+
+
+def read_to_end(master: int) -> bytes:
+    """Read a terminal until nobody has it open any more."""
+    shown = b""
+    while True:
+        try:
+            shown += os.read(master, 4096)
+        except OSError:  # EIO is how a terminal ends
+            return shown
+
+
+def run_on_terminal(*arguments: object) -> tuple[bytes, bytes]:
+    """Run kvio with a terminal as stderr; what it showed there, and its standard output."""
+    with terminal() as (master, slave):
+        process = subprocess.Popen(
+            [SCRIPT, *map(str, arguments)], stdout=subprocess.PIPE, stderr=slave
+        )
+        os.close(slave)
+        shown = read_to_end(master)
+        stdout, _ = process.communicate(timeout=60)
+    return shown, stdout

@@ -1,0 +1,94 @@
+"""doctor and tune."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import SCRIPT, complaint, load_json, read_to_end, run, terminal
+
+pytestmark = pytest.mark.slow
+
+
+class TestMedia:
+    @pytest.mark.parametrize("columns", [80, 120])
+    def test_doctor_fits_the_terminal_and_recommends_a_store_that_opens(
+        self, store: Path, columns: int
+    ) -> None:
+        """The table is as wide as the terminal at most; the URL can be pasted into kvio."""
+        done = run("doctor", store, COLUMNS=str(columns))
+        text = done.stdout.decode()
+        (url,) = re.findall(r"^Recommended: (\S+)", text, re.MULTILINE)
+
+        assert (done.returncode, done.stderr) == (0, b"")
+        table = [line for line in text.splitlines() if str(store) not in line]
+        assert max(map(len, table)) <= columns
+        assert run("put", url, "k", stdin=b"x").returncode == 0
+
+    def test_doctor_prints_json(self, store: Path) -> None:
+        """What a script reads is what the table shows."""
+        content = load_json(run("doctor", store, "--json").stdout)
+
+        assert {f["name"] for f in content["findings"]} >= {"O_TMPFILE", "direct I/O", "CRC32C"}
+        assert all(set(f) == {"name", "answer", "good", "meaning"} for f in content["findings"])
+
+    def test_doctor_of_nothing_is_one_line(self, tmp_path: Path) -> None:
+        """A path that is not there, and one that is a file."""
+        assert "does not exist" in complaint(run("doctor", tmp_path / "nope"), 2)
+        assert "is not a directory" in complaint(run("doctor", __file__), 2)
+
+    def test_tune_writes_what_show_prints(self, tunable: Path) -> None:
+        """The file is private, the tables fit 80 columns, and hybrid stores go by it."""
+        tuned = run("tune", tunable, "--budget", "1s", "--max-bytes", "64MiB", "--io-threads", 2)
+        shown = run("tune", tunable, "--show")
+        file = tunable / ".kvio-calibration.json"
+
+        assert (tuned.returncode, tuned.stderr) == (0, b"")
+        assert tuned.stdout.startswith(shown.stdout)
+        assert max(map(len, shown.stdout.decode().splitlines())) <= 80
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert os.listdir(tunable) == [file.name]
+        assert b"tuned" in run("put", tunable, "k", stdin=b"x").stdout
+
+    def test_a_dry_run_writes_nothing(self, tunable: Path) -> None:
+        """The tables are printed, the directory stays empty, and --show has nothing to show."""
+        done = run("tune", tunable, "--dry-run", "--budget", "0.5s", "--max-bytes", "32MiB")
+
+        assert b"not written" in done.stdout
+        assert os.listdir(tunable) == []
+        assert "no calibration" in complaint(run("tune", tunable, "--show"), 2)
+
+    @pytest.mark.parametrize(
+        "option", ["--budget=0s", "--budget=x", "--max-bytes=x", "--max-bytes=1KiB", "--writes=x"]
+    )
+    def test_tune_refuses_what_cannot_be(self, tunable: Path, option: str) -> None:
+        """One line, nothing left."""
+        assert complaint(run("tune", tunable, option), 2)
+        assert os.listdir(tunable) == []
+
+    @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_an_interrupted_tune_leaves_nothing(
+        self, tunable: Path, number: signal.Signals, status: int
+    ) -> None:
+        """Ctrl-C and a plain kill in the middle of measuring: quiet, and the directory is empty."""
+        with terminal() as (master, slave):
+            process = subprocess.Popen(
+                [SCRIPT, "tune", tunable, "--budget", "100s"],
+                stdout=subprocess.DEVNULL,
+                stderr=slave,
+            )
+            os.close(slave)
+            shown = b""
+            while b"at a time" not in shown:
+                shown += os.read(master, 4096)
+            process.send_signal(number)
+            rest = read_to_end(master)
+
+            assert process.wait(60) == status
+        assert b"Traceback" not in rest
+        assert os.listdir(tunable) == []

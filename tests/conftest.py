@@ -1,0 +1,62 @@
+"""What all tests share: where a disk is, what lies there, and how hard Hypothesis tries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from .media import IN_MEMORY, filesystem_of
+
+#: Hypothesis: `nox -s property` asks for the long games.
+hypothesis.settings.register_profile("quick", max_examples=60, deadline=None)
+hypothesis.settings.register_profile(
+    "long",
+    max_examples=1500,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the directory for tests that need a disk."""
+    parser.addoption(
+        "--kvio-test-dir",
+        default=os.environ.get("KVIO_TEST_DIR"),
+        help="directory on a disk's file system for tests of durability and direct I/O "
+        "(default: $KVIO_TEST_DIR, else the system's temporary directory)",
+    )
+
+
+@pytest.fixture(scope="session")
+def disk_parent(request: pytest.FixtureRequest) -> Path:
+    """Give the directory under which stores on disk are made."""
+    return Path(request.config.getoption("--kvio-test-dir") or tempfile.gettempdir()).resolve()
+
+
+@pytest.fixture(scope="session")
+def disk_filesystem(disk_parent: Path) -> str:
+    """Name the file system of `disk_parent`."""
+    return filesystem_of(disk_parent)
+
+
+@pytest.fixture
+def disk_path(disk_parent: Path) -> Iterator[Path]:
+    """Give a fresh directory where a disk should be, gone after the test."""
+    path = Path(tempfile.mkdtemp(prefix="kvio-test-", dir=disk_parent))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def real_disk(disk_path: Path, disk_filesystem: str) -> Path:
+    """Give a fresh directory on a disk's file system; skip where it is in memory."""
+    if disk_filesystem in IN_MEMORY:
+        pytest.skip(f"{disk_path.parent} is {disk_filesystem}, not a disk: set KVIO_TEST_DIR")
+    return disk_path

@@ -1,0 +1,156 @@
+"""The doctor: its answers agree with what is tried without it, and it leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import kvio
+from kvio import tuning
+from kvio.doctor import Diagnosis, Finding, diagnose
+from kvio.policies import DEFAULT_CALIBRATION
+from tests.media import filesystem_of
+
+
+def found(diagnosis: Diagnosis, name: str) -> Finding:
+    (finding,) = (f for f in diagnosis.findings if f.name == name)
+    return finding
+
+
+def tree(path: Path) -> set[str]:
+    return {str(p) for p in path.rglob("*")}
+
+
+class TestDirectory:
+    def test_every_answer_has_a_meaning_in_a_sentence(self, disk_path: Path) -> None:
+        """Names are unique; a meaning starts large and ends with a full stop."""
+        findings = diagnose(str(disk_path)).findings
+
+        assert len({f.name for f in findings}) == len(findings)
+        assert all(f.meaning[0].isupper() and f.meaning.endswith(".") for f in findings)
+
+    def test_it_leaves_nothing(self, disk_path: Path) -> None:
+        """No file, no directory, also where a durable store would make some."""
+        for target in (
+            disk_path,
+            f"hybrid://{disk_path}?durability=durable",
+            f"hybrid://{disk_path}",
+        ):
+            diagnose(str(target))
+
+            assert tree(disk_path) == set()
+
+    def test_the_file_system_is_the_kernel_s(self, disk_path: Path, disk_filesystem: str) -> None:
+        """The name is that of the mount table."""
+        assert found(diagnose(str(disk_path)), "file system").answer == disk_filesystem
+
+    def test_o_tmpfile_is_as_open_says(self, disk_path: Path) -> None:
+        """Yes exactly where open(2) takes it."""
+        try:
+            os.close(os.open(disk_path, os.O_TMPFILE | os.O_RDWR))
+            works = True
+        except OSError:
+            works = False
+
+        assert found(diagnose(str(disk_path)), "O_TMPFILE").good is works
+
+    def test_durable_is_promised_where_a_durable_store_opens(self, disk_path: Path) -> None:
+        """The doctor and the backend judge alike, and a refusal has its reason."""
+        try:
+            kvio.open_store("hybrid", root=disk_path, durability="durable").close()
+            opens = True
+        except kvio.UnsupportedError:
+            opens = False
+        finding = found(diagnose(str(disk_path)), "durable writes")
+
+        assert finding.good is opens
+        assert opens or "durability=durable does not open here: " in finding.meaning
+
+    def test_tmpfs_is_told_as_memory(self) -> None:
+        """No direct I/O, no durability, and another backend."""
+        shm = Path("/dev/shm")
+        if not shm.is_dir() or filesystem_of(shm) != "tmpfs":
+            pytest.skip("no tmpfs at /dev/shm")
+        diagnosis = diagnose(str(shm))
+
+        assert found(diagnosis, "direct I/O").good is False
+        assert "tmpfs is memory" in found(diagnosis, "durable writes").meaning
+        assert diagnosis.url == "posix-tmpfile:///dev/shm"
+
+    def test_a_directory_open_to_others_is_told(self, disk_path: Path) -> None:
+        """The permissions finding turns bad, and the advice says what to do."""
+        assert found(diagnose(str(disk_path)), "permissions").good is True
+        disk_path.chmod(0o775)
+        diagnosis = diagnose(str(disk_path))
+
+        assert found(diagnosis, "permissions").good is False
+        assert "chmod go-w" in diagnosis.advice[0]
+
+    def test_room_is_that_of_statvfs(self, disk_path: Path) -> None:
+        """Free space in GiB of the same order as the kernel's figure."""
+        room = os.statvfs(disk_path)
+        free, total = map(
+            float, found(diagnose(str(disk_path)), "free space").answer[:-4].split(" of ")
+        )
+
+        assert total == pytest.approx(room.f_blocks * room.f_frsize / kvio.GiB, abs=0.1)
+        assert free <= total
+
+    def test_a_calibration_is_told_and_a_broken_one_is_bad(self, real_disk: Path) -> None:
+        """None, one by its reason, one that keeps hybrid stores from opening."""
+        if not found(diagnose(str(real_disk)), "direct I/O").good:
+            pytest.skip("no direct I/O here: no calibration is needed")
+
+        assert found(diagnose(str(real_disk)), "calibration").answer == "none"
+        name = tuning.save(str(real_disk), tuning.Tuning(DEFAULT_CALIBRATION, {}))
+        assert found(diagnose(str(real_disk)), "calibration").answer == "default thresholds"
+        Path(name).write_text("{")
+        assert found(diagnose(str(real_disk)), "calibration").good is False
+
+    def test_what_is_no_directory_is_a_config_error(self, tmp_path: Path) -> None:
+        """Missing, and a file."""
+        (tmp_path / "file").write_bytes(b"")
+        for name, message in (("nope", "does not exist"), ("file", "is not a directory")):
+            with pytest.raises(kvio.ConfigError, match=message):
+                diagnose(str(tmp_path / name))
+
+
+class TestURL:
+    def test_a_url_that_opens_is_told_to_open(self, disk_path: Path) -> None:
+        """The first finding answers what was asked."""
+        opens = diagnose(f"posix-tmpfile://{disk_path}?layout=plain").findings[0]
+
+        assert (opens.answer, opens.good) == ("opens", True)
+
+    def test_a_url_that_does_not_open_is_told_why(self, disk_path: Path) -> None:
+        """An unknown option, and a root open to others unless that is asked for."""
+        wrong = diagnose(f"hybrid://{disk_path}?durabilty=durable").findings[0]
+        disk_path.chmod(0o777)
+        shared = diagnose(f"hybrid://{disk_path}").findings[0]
+        asked = diagnose(f"hybrid://{disk_path}?shared_root=true").findings[0]
+
+        assert (wrong.answer, wrong.good) == ("does not open", False)
+        assert "durabilty" in wrong.meaning
+        assert (shared.good, asked.good) == (False, True)
+        assert "shared_root" in shared.meaning
+
+    def test_memory_says_what_it_can(self) -> None:
+        """A backend without a path is asked for its promises."""
+        diagnosis = diagnose("memory://")
+
+        assert found(diagnosis, "atomic writes").good is True
+        assert found(diagnosis, "durable writes").good is False
+
+    def test_an_absent_backend_is_the_registry_s_error(self) -> None:
+        """No special words for S3."""
+        with pytest.raises(kvio.UnknownBackendError):
+            diagnose("s3+boto3://bucket/prefix")
+
+    def test_it_goes_into_json(self, disk_path: Path) -> None:
+        """Plain values that come back as they went in."""
+        content = diagnose(f"hybrid://{disk_path}").as_json()
+
+        assert json.loads(json.dumps(content))["target"] == f"hybrid://{disk_path}"
