@@ -70,6 +70,7 @@ class Pending:
         """Hand on what the work returned or raised, unless the deadline was first."""
         if not self._win():
             return
+        deliver, self._deliver = self._deliver, None
         if inner.cancelled():
             self.future.cancel()
             self.future.set_running_or_notify_cancel()
@@ -78,11 +79,11 @@ class Pending:
             if error is not None:
                 self.future.set_exception(error)
             else:
-                self._hand_over(inner.result())
+                self._hand_over(inner.result(), deliver)
 
-    def _hand_over(self, result: Any) -> None:
+    def _hand_over(self, result: Any, deliver: Callable[[Any], Any] | None) -> None:
         try:
-            self.future.set_result(self._deliver(result) if self._deliver else result)
+            self.future.set_result(deliver(result) if deliver else result)
         except (ValueError, TypeError, BufferError) as exc:  # the caller released its memory
             self.future.set_exception(exc)
 
@@ -90,6 +91,7 @@ class Pending:
         """Give up, unless the work was first."""
         if not self._win():
             return False
+        self._deliver = None
         self.cancel.request()
         if self.job is not None:
             executor.abandon(self.job)

@@ -238,12 +238,17 @@ def _drop(jobs: deque[Job]) -> None:
 def _run(job: Job) -> None:
     if not job.future.set_running_or_notify_cancel():
         return
+    run, job.run = job.run, _nothing  # a future that is kept must not keep the block's bytes
     try:
-        result = job.run()
+        result = run()
     except BaseException as exc:  # noqa: BLE001  # it belongs to whoever waits for the future
         job.future.set_exception(exc)
     else:
         job.future.set_result(result)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _left(deadline: float | None) -> float | None:

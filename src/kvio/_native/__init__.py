@@ -18,6 +18,9 @@ ffi: Final[Any] = _core.ffi
 lib: Final[Any] = _core.lib
 from_buffer: Final[Any] = ffi.from_buffer
 new: Final[Any] = ffi.new
+release: Final[Any] = ffi.release
+NULL: Final[Any] = ffi.NULL
+_OP: Final[Any] = ffi.typeof("kvio_op *")
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -116,12 +119,41 @@ def _run_one(
     row = (dirfd, mode, text, parts, len(lengths), nbytes, offset, key_hash, flags)
     ops = new("kvio_op[]", (row,))
     good = function(call, ops, 1)
-    op = ops[0]
-    answer = Answer(
+    return good, [read_answer(ops[0])]
+
+
+def read_answer(op: Any) -> Answer:
+    """Copy how an operation ended."""
+    return Answer(
         op.status, op.site, op.crc, op.flags, op.existed, op.mode_taken, op.done, op.block_nbytes,
         op.file_nbytes, op.mtime_ns,
     )  # fmt: skip
-    return good, [answer]
+
+
+def run_quick(
+    function: Any,
+    call: Any,
+    bounce: memoryview | None,
+    dirfd: int,
+    mode: int,
+    name: bytes,
+    part: memoryview,
+    key_hash: bytes,
+) -> Any:
+    """Run ``kvio_write_one`` or ``kvio_read_one``; the operation as it ended."""
+    op = new(_OP)
+    view = from_buffer(part)
+    room = from_buffer(bounce) if bounce is not None else NULL
+    try:
+        function(
+            call, current_fault(), room, 0 if bounce is None else len(bounce), dirfd, mode, name,
+            view, len(part), key_hash, op,
+        )  # fmt: skip
+    finally:
+        release(view)
+        if bounce is not None:
+            release(room)
+    return op
 
 
 def failed_answer(number: int, site: int) -> Answer:

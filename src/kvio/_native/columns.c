@@ -1,4 +1,4 @@
-/* Between Python's columns and C's array of operations. */
+/* Between Python's columns, or plain arguments, and C's array of operations. */
 #include "kvio.h"
 
 void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_part *parts, size_t nparts,
@@ -40,4 +40,51 @@ void kvio_get_answers(const kvio_op *ops, size_t nops, int64_t *answers)
 		answers[8] = (int64_t)ops[i].file_nbytes;
 		answers[9] = ops[i].mtime_ns;
 	}
+}
+
+static void one(kvio_call *shared, kvio_fault *fault, void *bounce, size_t bounce_bytes,
+		const kvio_part *part, int dirfd, uint32_t mode, const char *name,
+		const uint8_t *key_hash, kvio_op *op,
+		int (*batch)(kvio_call *, kvio_op *, size_t))
+{
+	kvio_call call = *shared;
+
+	call.fault = fault;
+	call.bounce = bounce;
+	call.bounce_bytes = bounce_bytes;
+	memset(op, 0, sizeof(*op));
+	op->dirfd = dirfd;
+	op->mode = mode;
+	op->name = name;
+	op->parts = part;
+	op->nparts = 1;
+	op->nbytes = part->nbytes;
+	memcpy(op->key_hash, key_hash, sizeof(op->key_hash));
+	batch(&call, op, 1);
+	op->name = NULL;
+	op->parts = NULL;
+	if (call.publish > shared->publish)
+		__atomic_store_n(&shared->publish, call.publish, __ATOMIC_RELAXED);
+}
+
+int kvio_write_one(kvio_call *shared, kvio_fault *fault, void *bounce, size_t bounce_bytes,
+		   int dirfd, uint32_t mode, const char *name, void *base, size_t nbytes,
+		   const uint8_t *key_hash, kvio_op *op)
+{
+	kvio_part part = { base, nbytes };
+
+	one(shared, fault, bounce, bounce_bytes, &part, dirfd, mode, name, key_hash, op,
+	    kvio_write_batch);
+	return op->status;
+}
+
+int kvio_read_one(kvio_call *shared, kvio_fault *fault, void *bounce, size_t bounce_bytes,
+		  int dirfd, uint32_t mode, const char *name, void *base, size_t nbytes,
+		  const uint8_t *key_hash, kvio_op *op)
+{
+	kvio_part part = { base, nbytes };
+
+	one(shared, fault, bounce, bounce_bytes, &part, dirfd, mode, name, key_hash, op,
+	    kvio_read_batch);
+	return op->status;
 }

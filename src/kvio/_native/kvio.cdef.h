@@ -57,12 +57,13 @@
 
 /* kvio_op.flags: a part of a block is wanted; check a block and return no bytes;
  * answers: the trailer carries a checksum of the payload; the name stood before;
- * the block that stood there was judged and may not stay. */
+ * the block that stood there was judged and may not stay; this is such a block. */
 #define KVIO_OP_RANGE 1
 #define KVIO_OP_SCRUB 2
 #define KVIO_OP_HAS_CHECKSUM 16
 #define KVIO_OP_REPLACED 32
 #define KVIO_OP_UNFIT 64
+#define KVIO_OP_STANDING 128
 
 /* kvio_op.mode */
 #define KVIO_MODE_BUFFERED 0
@@ -186,6 +187,15 @@ int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_stat_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_delete_batch(kvio_call *call, kvio_op *ops, size_t nops);
+
+/* One block in one piece of memory, the request as plain arguments: a third of
+ * the cost of an array of one.  shared is copied; op is the answer. */
+int kvio_write_one(kvio_call *shared, kvio_fault *fault, void *bounce, size_t bounce_bytes,
+		   int dirfd, uint32_t mode, const char *name, void *base, size_t nbytes,
+		   const uint8_t *key_hash, kvio_op *op);
+int kvio_read_one(kvio_call *shared, kvio_fault *fault, void *bounce, size_t bounce_bytes,
+		  int dirfd, uint32_t mode, const char *name, void *base, size_t nbytes,
+		  const uint8_t *key_hash, kvio_op *op);
 
 /* One large block by several threads: begin, then ranges side by side, then end. */
 int kvio_write_begin(kvio_call *call, kvio_op *op);

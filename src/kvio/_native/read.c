@@ -44,7 +44,8 @@ int kvio_open_block(kvio_call *call, kvio_op *op)
 		return corrupt(op, KVIO_BAD_KIND);
 	if (r < 0)
 		return failed(op, KVIO_SITE_OPEN_READ,
-			      r == -ENOENT && dir_is_gone(call, op) ? -ESTALE : r);
+			      r == -ENOENT && !(op->flags & KVIO_OP_STANDING) &&
+				      dir_is_gone(call, op) ? -ESTALE : r);
 	op->fd = r;
 	r = sys_fstat(call->fault, op->fd, &st);
 	if (r < 0)

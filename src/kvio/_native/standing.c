@@ -41,7 +41,8 @@ int kvio_standing_kept(kvio_call *call, kvio_op *op)
 
 	standing.fd = -1;
 	standing.mode = standing.mode_taken = KVIO_MODE_BUFFERED;
-	standing.flags = KVIO_OP_SCRUB;
+	/* A directory that is gone is noticed when the temporary is made. */
+	standing.flags = KVIO_OP_SCRUB | KVIO_OP_STANDING;
 	standing.offset = 0;
 	op->existed = 0;
 	r = kvio_open_block(call, &standing);

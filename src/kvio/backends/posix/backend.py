@@ -16,6 +16,7 @@ from kvio.backends.posix.group import chooser
 from kvio.backends.posix.layout import Directories, key_of, make_fan_out, placer, walk_files
 from kvio.backends.posix.medium import Medium, examine
 from kvio.backends.posix.options import PosixOptions, options_from_url
+from kvio.backends.posix.quick import Quick
 from kvio.backends.posix.root import (
     CALIBRATION_NAME,
     TEMP_MARK,
@@ -73,6 +74,7 @@ class PosixBackend(Backend):
         self._rootfd = open_root(options.root, create=options.create, shared=options.shared_root)
         try:
             self._engine = self._make_engine()
+            self._quick = Quick(self._engine)
         except BaseException:
             os.close(self._rootfd)
             raise
@@ -151,6 +153,10 @@ class PosixBackend(Backend):
         self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> Receipt:
         nbytes = total_bytes(parts)
+        if cancel is None and len(parts) == 1 and nbytes < self.options.segment_bytes:
+            receipt = self._quick.write(key, parts[0], if_exists)
+            if receipt is not None:
+                return receipt
         if large.helps_write(self._engine, parts, nbytes):
             return large.write(self._engine, WriteItem(key, parts, nbytes), if_exists, cancel)
         return self._engine.write_one(key, parts, nbytes, if_exists, cancel)
@@ -170,6 +176,10 @@ class PosixBackend(Backend):
             return self._engine.read_one(
                 key, parts, wanted, cancel, offset=offset, op_flags=lib.KVIO_OP_RANGE
             )
+        if cancel is None and len(parts) == 1 and room < self.options.segment_bytes:
+            got = self._quick.read(key, parts[0])
+            if got is not None:
+                return got
         if large.helps_read(self._engine, parts, room):
             return large.read(self._engine, ReadItem(key, parts, room), cancel)
         return self._engine.read_one(key, parts, room, cancel)

@@ -20,7 +20,7 @@ _MODES: Final = {
     (IOMode.DIRECT, True): lib.KVIO_MODE_DIRECT_IF_COLD,
 }
 _BUFFERED: Final[int] = lib.KVIO_MODE_BUFFERED
-_BOUNCING: Final = frozenset((lib.KVIO_MODE_DIRECT, lib.KVIO_MODE_DIRECT_IF_COLD))
+BOUNCING: Final = frozenset((lib.KVIO_MODE_DIRECT, lib.KVIO_MODE_DIRECT_IF_COLD))
 
 #: A decision as the C core wants it: its number for the mode, and the reason.
 Choice: TypeAlias = tuple[int, str]
@@ -86,5 +86,5 @@ class Group:
     def needs_bounce(self) -> bool:
         """Tell whether the call will want aligned memory of kvio's own."""
         return bool(self.op_flags & lib.KVIO_OP_SCRUB) or any(
-            mode in _BOUNCING for mode, _ in self.choices
+            mode in BOUNCING for mode, _ in self.choices
         )

@@ -1,0 +1,96 @@
+"""The quick path: one block in one piece of memory, with no deadline.
+
+What `Engine.run` does for a group, without the lists and with the request as plain arguments: a
+4 KiB read costs 3 us more than the system calls, not 14 (two cores, Linux 6.18, tmpfs).
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, Final
+
+from kvio import _native
+from kvio._native import Answer, lib
+from kvio.backends.posix import outcome
+from kvio.backends.posix.engine import IF_EXISTS, Engine
+from kvio.backends.posix.group import BOUNCING
+from kvio.types import IfExists, Receipt
+
+_STALE: Final = -errno.ESTALE
+
+
+class Quick:
+    """An engine's shared settings for single calls, made once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._write_calls = {
+            name: engine.make_call(engine.write_flags, IF_EXISTS[name], "full", None, None)
+            for name in IF_EXISTS
+        }
+        self._read_call = engine.make_call(engine.flags, 0, engine.options.verify, None, None)
+
+    def write(self, key: str, part: memoryview, if_exists: IfExists) -> Receipt | None:
+        """Write a block; None where the engine has to look closer.
+
+        Raises:
+            KvioError: the write failed; nothing is visible.
+        """
+        engine = self._engine
+        choice = engine.for_write(len(part), engine.in_flight + 1)
+        op = self._run(lib.kvio_write_one, self._write_calls[if_exists], key, part, choice[0])
+        if op is None:
+            return None
+        answer = self._answer(op, key, len(part))
+        if answer is None:
+            return None
+        return outcome.receipt_of(
+            answer, key, len(part), engine.level, choice[1], checksum=engine.checksum
+        )
+
+    def read(self, key: str, part: memoryview) -> int | None:
+        """Read a whole block; None where the engine has to look closer.
+
+        Raises:
+            KvioError: there is no block, or no good one, or it does not fit.
+        """
+        engine = self._engine
+        mode, _ = engine.for_read(len(part), engine.in_flight + 1)
+        op = self._run(lib.kvio_read_one, self._read_call, key, part, mode)
+        if op is None:
+            return None
+        if not op.status:
+            return int(op.done)
+        self._answer(op, key, len(part))
+        return None
+
+    def _run(self, function: Any, call: Any, key: str, part: memoryview, mode: int) -> Any:
+        engine = self._engine
+        directory, name, key_hash = engine.place(key)
+        fd = engine.directories.kept.get(directory)
+        if fd is None:
+            return None
+        bounce = engine.bounce.take() if mode in BOUNCING else None
+        with engine.lock:
+            engine.in_flight += 1
+        try:
+            op = _native.run_quick(function, call, bounce, fd, mode, name, part, key_hash)
+        finally:
+            with engine.lock:
+                engine.in_flight -= 1
+            if bounce is not None:
+                engine.bounce.give(bounce)
+        if not op.status and not op.existed:
+            with engine.lock:
+                engine.modes_taken[op.mode_taken] += 1
+        if call.publish > engine.publish:
+            engine.publish = call.publish
+        return op
+
+    def _answer(self, op: Any, key: str, nbytes: int) -> Answer | None:
+        answer = _native.read_answer(op)
+        if answer.status == _STALE:
+            return None
+        if answer.status:
+            raise outcome.error_of(answer, key, nbytes, 0, self._engine.name)
+        return answer
