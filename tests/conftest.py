@@ -13,6 +13,9 @@ import pytest
 
 from .media import IN_MEMORY, filesystem_of
 
+#: A third party's distribution with tests of its own; tests/test_registry.py installs it.
+collect_ignore = ["plugin_dist"]
+
 #: Hypothesis: `nox -s property` asks for the long games.
 hypothesis.settings.register_profile("quick", max_examples=60, deadline=None)
 hypothesis.settings.register_profile(

@@ -1,0 +1,176 @@
+"""Damage behind a store's back is noticed, named, never returned, and healed by a write."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+import kvio
+from kvio.testing.hooks import Damage
+from kvio.testing.payloads import Guarded, payload
+from kvio.testing.stores import StoreTests
+from kvio.types import IfExists
+
+_SIZES = (1, 4096, 70_000)
+
+
+class Broken(NamedTuple):
+    """A damaged block, and how it was damaged."""
+
+    key: str
+    nbytes: int
+    how: Damage
+
+    @property
+    def mode(self) -> IfExists:
+        """What heals it: ``keep`` where the end or the length shows the damage."""
+        return "replace" if self.how is Damage.PAYLOAD_BIT else "keep"
+
+
+class DamageTests(StoreTests):
+    """What a store does with a block that is not as it was written."""
+
+    @pytest.fixture
+    def damaged(self, store: kvio.Store) -> list[Broken]:
+        """Put intact blocks ``good/N`` in the store, and damaged ones, which are returned."""
+        self.require("raw_stored", "raw_put")
+        kinds = sorted(self.detects(store))
+        if not kinds:
+            pytest.skip("the store does not promise to notice damage (capability checksum)")
+        blocks = [
+            Broken(f"bad/{how.name}/{nbytes}", nbytes, how)
+            for how, nbytes in itertools.product(kinds, _SIZES)
+        ]
+        store.write_blocks([(block.key, payload(block.nbytes, 1)) for block in blocks])
+        store.write_blocks([(f"good/{nbytes}", payload(nbytes, 2)) for nbytes in _SIZES])
+        for block in blocks:
+            self.damage(store, block.key, block.how)
+        return blocks
+
+    def test_a_damaged_block_is_never_returned(
+        self, store: kvio.Store, damaged: list[Broken]
+    ) -> None:
+        """Reads of it, into fresh and given memory, raise CorruptBlockError naming the block."""
+        for block in damaged:
+            out = Guarded(block.nbytes, misalign=1)
+            spacious = bytearray(block.nbytes + 5000)
+            with pytest.raises(kvio.CorruptBlockError) as fresh:
+                store.read_block(block.key)
+            with pytest.raises(kvio.CorruptBlockError) as given:
+                store.read_block_into(block.key, out.view)
+            with pytest.raises(kvio.CorruptBlockError) as roomy:
+                store.read_block_into(block.key, [spacious])
+
+            assert {caught.value.key for caught in (fresh, given, roomy)} == {block.key}
+            assert out.intact(), block
+        assert all(self.holds(store, f"good/{n}", payload(n, 2)) for n in _SIZES)
+
+    def test_a_batch_says_which_are_damaged(self, store: kvio.Store, damaged: list[Broken]) -> None:
+        """In a batch the damaged blocks are ``corrupt`` and their neighbours are read."""
+        for block in damaged:
+            outs = [bytearray(block.nbytes) for _ in range(3)]
+            good = f"good/{block.nbytes}"
+
+            results = store.read_blocks_into(zip([good, block.key, good], outs, strict=True))
+
+            assert [r.status for r in results] == ["ok", "corrupt", "ok"], block
+            assert isinstance(results[1].error, kvio.CorruptBlockError)
+            assert outs[0] == outs[2] == payload(block.nbytes, 2)
+
+    def test_verify_finds_it(self, store: kvio.Store, damaged: list[Broken]) -> None:
+        """`verify_block` says ``corrupt`` of it and ``ok`` of the others."""
+        found = {block: store.verify_block(block.key).status for block in damaged}
+
+        assert set(found.values()) == {kvio.BlockStatus.CORRUPT}, found
+        assert all(store.verify_block(f"good/{nbytes}").ok for nbytes in _SIZES)
+
+    def test_a_write_heals_it(self, store: kvio.Store, damaged: list[Broken]) -> None:
+        """``keep`` replaces a block whose end or length is broken, ``replace`` any."""
+        for block in damaged:
+            receipt = store.write_block(block.key, payload(block.nbytes, 3), if_exists=block.mode)
+
+            assert not receipt.existed, block
+            assert self.holds(store, block.key, payload(block.nbytes, 3)), block
+
+    def test_a_batch_of_writes_heals_it(self, store: kvio.Store, damaged: list[Broken]) -> None:
+        """A batch with ``keep`` replaces what is broken and keeps what is not."""
+        modes: tuple[IfExists, ...] = ("keep", "replace")
+        for mode in modes:
+            broken = [block for block in damaged if block.mode == mode]
+            results = store.write_blocks(
+                [(block.key, payload(block.nbytes, 3)) for block in broken], if_exists=mode
+            )
+            assert all(r.status is kvio.BlockStatus.OK for r in results)
+        kept = store.write_blocks([(f"good/{n}", payload(n, 2)) for n in _SIZES])
+
+        assert all(r.status is kvio.BlockStatus.KEPT for r in kept)
+        for block in damaged:
+            assert self.holds(store, block.key, payload(block.nbytes, 3)), block
+
+    def test_it_can_be_listed_and_deleted(self, store: kvio.Store, damaged: list[Broken]) -> None:
+        """A damaged block is listed under its key and can be removed by it."""
+        keys = {block.key for block in damaged}
+
+        assert set(store.list_keys("bad/")) == keys
+        assert all(store.delete_block(key) for key in keys)
+        assert list(store.list_keys("bad/")) == []
+
+    def test_a_lookup_does_not_count_it(self, store: kvio.Store, damaged: list[Broken]) -> None:
+        """`contains` and `count_leading` pass over what its end shows, `stat_block` raises."""
+        for block in _at_the_end(damaged):
+            assert not store.contains(block.key), block
+            assert store.count_leading(["good/1", block.key, "good/1"]) == 1, block
+            with pytest.raises(kvio.CorruptBlockError):
+                store.stat_block(block.key)
+
+    def test_error_does_not_take_its_place(self, store: kvio.Store, damaged: list[Broken]) -> None:
+        """``error`` means a free key: a damaged block still takes it."""
+        for block in damaged:
+            with pytest.raises(kvio.BlockExistsError):
+                store.write_block(block.key, payload(block.nbytes, 3), if_exists="error")
+
+    def test_a_range_of_it_is_refused(self, store: kvio.Store, damaged: list[Broken]) -> None:
+        """A range read checks the end of the stored bytes, where the damage shows."""
+        for block in _at_the_end(damaged):
+            with pytest.raises(kvio.CorruptBlockError):
+                store.read_block(block.key, offset=0, nbytes=1)
+            with pytest.raises(kvio.CorruptBlockError):
+                store.read_block_into(block.key, bytearray(1), offset=1)
+
+    def test_a_misplaced_block_is_noticed(self, store: kvio.Store) -> None:
+        """Stored bytes of one key found under another are corrupt, however intact."""
+        self.require("raw_stored", "raw_put")
+        if not self.detects(store):
+            pytest.skip("the store does not promise to notice damage (capability checksum)")
+        for nbytes in _SIZES:
+            store.write_block(f"one/{nbytes}", payload(nbytes, 1))
+            store.write_block(f"two/{nbytes}", payload(nbytes, 2))
+            self.raw_put(store, f"two/{nbytes}", self.raw_stored(store, f"one/{nbytes}"))
+
+            with pytest.raises(kvio.CorruptBlockError):
+                store.read_block(f"two/{nbytes}")
+            assert not store.contains(f"two/{nbytes}")
+            assert self.holds(store, f"one/{nbytes}", payload(nbytes, 1))
+
+    def test_a_flipped_bit_in_any_byte_is_noticed(self, store: kvio.Store) -> None:
+        """No byte of payload or trailer can change unnoticed; padding may."""
+        self.require("raw_stored", "raw_put")
+        if Damage.PAYLOAD_BIT not in self.detects(store):
+            pytest.skip("the store does not promise to notice a flipped bit (checksum)")
+        store.write_block("block", payload(20, 1))
+        stored = self.raw_stored(store, "block")
+        for at in (*range(20), *range(max(20, len(stored) - 64), len(stored))):
+            flipped = bytearray(stored)
+            flipped[at] ^= 1 << at % 8
+            self.raw_put(store, "block", bytes(flipped))
+
+            with pytest.raises(kvio.CorruptBlockError):
+                store.read_block_into("block", bytearray(20))
+
+
+def _at_the_end(blocks: list[Broken]) -> Iterator[Broken]:
+    """Give the blocks whose damage shows without reading the payload."""
+    return (block for block in blocks if block.how is not Damage.PAYLOAD_BIT)

@@ -1,0 +1,103 @@
+"""What a test class says of its backend: how to open a store, and how to look past it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import kvio
+from kvio.testing.payloads import LARGE_SIZES, SIZES
+
+
+class Damage(StrEnum):
+    """What happens to stored bytes behind a store's back."""
+
+    TRUNCATED = "truncated"
+    EMPTIED = "emptied"
+    ZEROED = "zeroed"
+    FOREIGN = "foreign"
+    LAST_BIT = "last bit flipped"
+    PAYLOAD_BIT = "payload bit flipped"
+
+    def apply(self, stored: bytes) -> bytes:
+        """Damage the stored bytes of one block."""
+        match self:
+            case Damage.TRUNCATED:
+                return stored[: len(stored) // 2]
+            case Damage.EMPTIED:
+                return b""
+            case Damage.ZEROED:
+                return bytes(len(stored))
+            case Damage.FOREIGN:
+                return b"not written by kvio\n" * 50
+            case Damage.LAST_BIT:
+                return stored[:-1] + bytes([stored[-1] ^ 1])
+            case Damage.PAYLOAD_BIT:
+                return bytes([stored[0] ^ 128]) + stored[1:]
+
+
+class BackendHooks:
+    """Open stores and reach their medium without kvio's code.
+
+    Only `open` is needed. Tests that need another hook skip and say which.
+
+    Attributes:
+        sizes, large_sizes: payload lengths in bytes that the size tests go through.
+        nested_keys: ``a`` and ``a/b`` can both be blocks.
+        rounds: how often racing threads write.
+    """
+
+    sizes: ClassVar[Sequence[int]] = SIZES
+    large_sizes: ClassVar[Sequence[int]] = LARGE_SIZES
+    nested_keys: ClassVar[bool] = True
+    rounds: ClassVar[int] = 25
+
+    def open(self, tmp_path: Path) -> kvio.Store | str:
+        """Open a store, or give its URL; empty when first opened in *tmp_path*.
+
+        Opened a second time in the same directory, a shared backend shows the same blocks.
+        """
+        raise NotImplementedError
+
+    def raw_get(self, store: kvio.Store, key: str) -> bytes | None:
+        """Fetch a block's payload from the medium itself; None if it is not there."""
+        raise NotImplementedError
+
+    def raw_stored(self, store: kvio.Store, key: str) -> bytes:
+        """Fetch all that the medium stores of a block, trailer and padding included."""
+        raise NotImplementedError
+
+    def raw_put(self, store: kvio.Store, key: str, stored: bytes) -> None:
+        """Put other bytes where the medium stores a block."""
+        raise NotImplementedError
+
+    def raw_leftovers(self, store: kvio.Store) -> list[str]:
+        """Name what lies on the medium and is no block."""
+        raise NotImplementedError
+
+    def detects(self, store: kvio.Store) -> frozenset[Damage]:
+        """Say which damage this store must notice."""
+        return frozenset(Damage) if store.capabilities.checksum else frozenset()
+
+    def has_hook(self, name: str) -> bool:
+        """Tell whether a subclass gives a hook."""
+        return getattr(type(self), name) is not getattr(BackendHooks, name)
+
+    def require(self, *names: str) -> None:
+        """Skip the running test unless a subclass gives these hooks."""
+        missing = [name for name in names if not self.has_hook(name)]
+        if missing:
+            pytest.skip(f"{type(self).__name__} has no hook {', '.join(missing)}")
+
+    def damage(self, store: kvio.Store, key: str, how: Damage) -> None:
+        """Damage a stored block behind the store's back."""
+        self.raw_put(store, key, how.apply(self.raw_stored(store, key)))
+
+    def open_now(self, tmp_path: Path) -> kvio.Store:
+        """Open a store whether `open` gives one or a URL."""
+        opened = self.open(tmp_path)
+        return kvio.open_store(opened) if isinstance(opened, str) else opened

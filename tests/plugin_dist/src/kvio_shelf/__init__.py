@@ -1,0 +1,1 @@
+"""A backend by somebody who is not kvio."""
