@@ -1,0 +1,72 @@
+"""Small file systems of our own, on loop devices or in memory; root only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.posix import children
+
+#: Program, its options, and the smallest image it likes, in MiB.
+_MAKERS: dict[str, tuple[list[str], int]] = {
+    "ext4": (["mkfs.ext4", "-q", "-F", "-N", "256"], 16),
+    "xfs": (["mkfs.xfs", "-q", "-f"], 300),
+    "btrfs": (["mkfs.btrfs", "-q", "-f", "--mixed"], 64),
+}
+_PACKAGES = {"ext4": "e2fsprogs", "xfs": "xfsprogs", "btrfs": "btrfs-progs"}
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{command[0]} does not work here: {done.stderr.strip():.200}")
+    return done.stdout.strip()
+
+
+@contextmanager
+def loop_filesystem(kind: str, work: Path) -> Iterator[Path]:
+    """Mount a fresh file system from an image below *work*; its root, ours alone."""
+    children.need_root()
+    maker, size_mib = _MAKERS[kind]
+    if shutil.which(maker[0]) is None:
+        pytest.skip(f"needs {maker[0]} (Debian package {_PACKAGES[kind]})")
+    image, mountpoint = work / f"{kind}.img", work / kind
+    image.touch()
+    os.truncate(image, size_mib << 20)
+    mountpoint.mkdir()
+    device = _run(["losetup", "-f", "--show", str(image)])
+    try:
+        _run([*maker, device])
+        _run(["mount", "-t", kind, device, str(mountpoint)])
+        try:
+            yield _root_below(mountpoint)
+        finally:
+            subprocess.run(["umount", str(mountpoint)], check=True)
+    finally:
+        subprocess.run(["losetup", "-d", device], check=True)
+        image.unlink()
+
+
+@contextmanager
+def memory_filesystem(work: Path, options: str) -> Iterator[Path]:
+    """Mount a tmpfs with its own limits."""
+    children.need_root()
+    mountpoint = work / "tmpfs"
+    mountpoint.mkdir()
+    _run(["mount", "-t", "tmpfs", "-o", options, "none", str(mountpoint)])
+    try:
+        yield _root_below(mountpoint)
+    finally:
+        subprocess.run(["umount", str(mountpoint)], check=True)
+
+
+def _root_below(mountpoint: Path) -> Path:
+    root = mountpoint / "root"
+    root.mkdir(mode=0o700)
+    return root

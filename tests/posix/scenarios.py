@@ -1,0 +1,329 @@
+"""Operations of a POSIX store that, together, pass through every system call site."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import kvio
+from kvio.url import OptionValue
+from tests.posix import faultlab
+
+#: What each key must hold after an operation that succeeded (None: nothing), or why it failed.
+Outcome: TypeAlias = dict[str, bytes | kvio.KvioError | None]
+
+OLD = faultlab.pattern(1, 5000)
+NEW = faultlab.pattern(2, 5000)
+LARGE = faultlab.pattern(3, 400_000)
+LARGE_OLD = faultlab.pattern(4, 400_000)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One operation on a store in a known state.
+
+    Attributes:
+        standing: what every key holds before; None: nothing.
+        new: what a write leaves; None: the operation is not a write.
+        act: does it, and says what every key must hold afterwards.
+        calibrated: hybrid is told to read direct at any size; the page cache is cold.
+        deletes: the operation is a deletion.
+        sampled: a few errors are enough, the calls are made elsewhere too.
+        fresh: the directories of the keys do not exist yet.
+        vanished: they do not, but the store still has them open.
+    """
+
+    name: str
+    act: Callable[[Scenario, kvio.Store], Outcome]
+    backend: str = "posix-tmpfile"
+    options: dict[str, OptionValue] = field(default_factory=dict)
+    keys: tuple[str, ...] = ("a/b",)
+    standing: bytes | None = None
+    new: bytes | None = NEW
+    fresh: bool = False
+    vanished: bool = False
+    calibrated: bool = False
+    umask: int = 0o022
+    deletes: bool = False
+    sampled: bool = False
+
+    @property
+    def layout(self) -> str:
+        """How the store lays out files."""
+        return str(self.options.get("layout", "block"))
+
+    @property
+    def direct(self) -> bool:
+        """The scenario needs direct I/O."""
+        return self.backend != "posix-tmpfile"
+
+    def open(self, root: Path) -> kvio.Store:
+        """Open the store at *root*."""
+        if self.calibrated:
+            calibrate(root, direct_from=1)
+        return kvio.open_store(
+            self.backend,
+            root=root,
+            io_threads=2,
+            options={"segment_bytes": 131072, "chunk_bytes": 131072, **self.options},
+        )
+
+    def arrange(self, root: Path, store: kvio.Store | None = None) -> None:
+        """Put the medium into the state before the operation, without kvio's code."""
+        for key in self.keys:
+            path = faultlab.file_of(root, key, layout=self.layout)
+            if self.fresh or self.vanished:
+                shutil.rmtree(root / path.relative_to(root).parts[0], ignore_errors=True)
+                continue
+            path.unlink(missing_ok=True)
+            if self.standing is not None:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                plain = self.layout == "plain"
+                path.write_bytes(self.standing if plain else self._sealed(key))
+                path.chmod(0o600)
+                if self.calibrated:
+                    _forget(path)
+        if self.fresh and store is not None:
+            faultlab.engine_of(store).directories.close()
+
+    def _sealed(self, key: str) -> bytes:
+        assert self.standing is not None
+        return faultlab.seal(self.standing, key)
+
+    def run(self, store: kvio.Store) -> Outcome:
+        """Do it under the scenario's umask."""
+        with faultlab.umask(self.umask):
+            return self.act(self, store)
+
+    def allowed_after_failure(self) -> tuple[bytes | None, ...]:
+        """List what a key may hold after a failure or death: the old block or the new, whole."""
+        if self.deletes:
+            return (self.standing, None)
+        return (self.standing,) if self.new is None else (self.standing, self.new)
+
+
+def _forget(path: Path) -> None:
+    """Drop a file from the page cache."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def calibrate(root: Path, *, direct_from: int) -> None:
+    """Leave a calibration that reads and writes direct from a size on."""
+    steps = [
+        {"below_nbytes": direct_from, "mode": "buffered"},
+        {"below_nbytes": None, "mode": "direct"},
+    ]
+    table = {"version": 1, "reason": "a test", "write": {"1": steps}, "read": {"1": steps}}
+    (root / ".kvio-calibration.json").write_text(json.dumps(table))
+
+
+def _write(if_exists: str, memory: Callable[[bytes], memoryview]) -> Callable[..., Outcome]:
+    def act(scenario: Scenario, store: kvio.Store) -> Outcome:
+        assert scenario.new is not None
+        (key,) = scenario.keys
+        try:
+            receipt = store.write_block(key, memory(scenario.new), if_exists=if_exists)  # type: ignore[arg-type]  # one of three literals
+        except kvio.KvioError as exc:
+            return {key: exc}
+        return {key: scenario.standing if receipt.existed else scenario.new}
+
+    return act
+
+
+def _write_batch(if_exists: str) -> Callable[..., Outcome]:
+    def act(scenario: Scenario, store: kvio.Store) -> Outcome:
+        assert scenario.new is not None
+        items = [(key, scenario.new) for key in scenario.keys]
+        outcome: Outcome = {}
+        for result in store.write_blocks(items, if_exists=if_exists):  # type: ignore[arg-type]  # one of three literals
+            kept = result.receipt is not None and result.receipt.existed
+            outcome[result.key] = result.error or (scenario.standing if kept else scenario.new)
+        return outcome
+
+    return act
+
+
+def _read(memory: Callable[[bytes], memoryview]) -> Callable[..., Outcome]:
+    def act(scenario: Scenario, store: kvio.Store) -> Outcome:
+        assert scenario.standing is not None
+        (key,) = scenario.keys
+        out = memory(bytes(len(scenario.standing)))
+        try:
+            got = store.read_block_into(key, out)
+        except kvio.KvioError as exc:
+            return {key: exc}
+        assert bytes(out[:got]) == scenario.standing, "wrong bytes were returned as good"
+        return {key: scenario.standing}
+
+    return act
+
+
+def _read_range(scenario: Scenario, store: kvio.Store) -> Outcome:
+    assert scenario.standing is not None
+    (key,) = scenario.keys
+    try:
+        got = store.read_block(key, offset=777, nbytes=1500)
+    except kvio.KvioError as exc:
+        return {key: exc}
+    assert bytes(got) == scenario.standing[777:2277], "wrong bytes were returned as good"
+    return {key: scenario.standing}
+
+
+def _read_batch(scenario: Scenario, store: kvio.Store) -> Outcome:
+    assert scenario.standing is not None
+    items = [(key, bytearray(len(scenario.standing))) for key in scenario.keys]
+    outcome: Outcome = {}
+    for result, (key, out) in zip(store.read_blocks_into(items), items, strict=True):
+        assert result.error is not None or bytes(out) == scenario.standing
+        outcome[key] = result.error or scenario.standing
+    return outcome
+
+
+def _stat(scenario: Scenario, store: kvio.Store) -> Outcome:
+    assert scenario.standing is not None
+    (key,) = scenario.keys
+    try:
+        stat = store.stat_block(key)
+    except kvio.KvioError as exc:
+        return {key: exc}
+    assert stat.nbytes == len(scenario.standing)
+    return {key: scenario.standing}
+
+
+def _verify(scenario: Scenario, store: kvio.Store) -> Outcome:
+    (key,) = scenario.keys
+    try:
+        result = store.verify_block(key)
+    except kvio.KvioError as exc:
+        return {key: exc}
+    return {key: result.error or scenario.standing}
+
+
+def _delete(scenario: Scenario, store: kvio.Store) -> Outcome:
+    (key,) = scenario.keys
+    try:
+        assert store.delete_block(key)
+    except kvio.KvioError as exc:
+        return {key: exc}
+    return {key: None}
+
+
+#: Three keys, two of them in one directory of ``layout=block``.
+_BATCH = ("k1", "k92", "k0")
+_DURABLE: dict[str, OptionValue] = {"durability": "durable"}
+_RENAME: dict[str, OptionValue] = {"publish": "rename"}
+_PLAIN: dict[str, OptionValue] = {"layout": "plain"}
+_HERE = memoryview
+_OUT = faultlab.unaligned
+
+SCENARIOS = (
+    Scenario("write new, buffered", _write("keep", _HERE)),
+    Scenario("write new, exclusive", _write("error", _HERE)),
+    Scenario("write new into a fresh directory", _write("keep", _HERE), fresh=True),
+    Scenario("write new into a vanished directory", _write("keep", _HERE), vanished=True),
+    Scenario("replace into a vanished directory", _write("replace", _HERE), vanished=True),
+    Scenario(
+        "write by rename into a vanished directory",
+        _write("replace", _HERE),
+        options=_RENAME,
+        vanished=True,
+        sampled=True,
+    ),
+    Scenario("write new, hostile umask", _write("keep", _HERE), fresh=True, umask=0o777),
+    Scenario("write new, direct", _write("keep", faultlab.aligned), "posix-direct", new=LARGE),
+    Scenario("write new, direct, bounced", _write("keep", faultlab.unaligned), "posix-direct"),
+    Scenario(
+        "write new, direct, segments",
+        _write("keep", faultlab.unaligned),
+        "posix-direct",
+        new=LARGE,
+    ),
+    Scenario("replace", _write("replace", _HERE), standing=OLD),
+    Scenario(
+        "replace, direct, segments",
+        _write("replace", faultlab.unaligned),
+        "posix-direct",
+        standing=LARGE_OLD,
+        new=LARGE,
+        sampled=True,
+    ),
+    Scenario("keep over a standing block", _write("keep", _HERE), standing=OLD),
+    Scenario("keep over a shorter block", _write("keep", _HERE), standing=OLD[:999]),
+    Scenario("write durable", _write("keep", _HERE), options=_DURABLE | _PLAIN),
+    Scenario("keep durable", _write("keep", _HERE), options=_DURABLE | _PLAIN, standing=OLD),
+    Scenario(
+        "replace durable", _write("replace", _HERE), options=_DURABLE, standing=OLD, sampled=True
+    ),
+    Scenario(
+        "write durable, fresh directories",
+        _write("keep", _HERE),
+        options=_DURABLE | _PLAIN,
+        keys=("x/y/z",),
+        fresh=True,
+        sampled=True,
+    ),
+    Scenario("batch", _write_batch("keep"), keys=_BATCH),
+    Scenario("batch replaced", _write_batch("replace"), keys=_BATCH, standing=OLD, sampled=True),
+    Scenario("batch durable", _write_batch("keep"), options=_DURABLE, keys=_BATCH, sampled=True),
+    Scenario(
+        "batch durable, kept",
+        _write_batch("keep"),
+        options=_DURABLE,
+        keys=_BATCH,
+        standing=OLD,
+        sampled=True,
+    ),
+    Scenario("write by rename", _write("keep", _HERE), options=_RENAME),
+    Scenario("write by rename, exclusive", _write("error", _HERE), options=_RENAME),
+    Scenario("replace by rename", _write("replace", _HERE), options=_RENAME, standing=OLD),
+    Scenario("batch by rename", _write_batch("keep"), options=_RENAME, keys=_BATCH, sampled=True),
+    Scenario(
+        "batch durable by rename",
+        _write_batch("keep"),
+        options=_RENAME | _DURABLE,
+        keys=_BATCH,
+        sampled=True,
+    ),
+    Scenario("write plain", _write("keep", _HERE), options=_PLAIN),
+    Scenario(
+        "write plain, direct",
+        _write("replace", faultlab.unaligned),
+        "posix-direct",
+        options=_PLAIN,
+        standing=OLD,
+        sampled=True,
+    ),
+    Scenario("read", _read(_OUT), standing=OLD, new=None),
+    Scenario("read larger", _read(_OUT), standing=LARGE, new=None),
+    Scenario("read plain", _read(_OUT), options=_PLAIN, standing=OLD, new=None),
+    Scenario(
+        "read direct",
+        _read(faultlab.aligned),
+        "posix-direct",
+        standing=LARGE,
+        new=None,
+        sampled=True,
+    ),
+    Scenario("read direct, bounced", _read(_OUT), "posix-direct", standing=OLD, new=None),
+    Scenario("read direct, segments", _read(_OUT), "posix-direct", standing=LARGE, new=None),
+    Scenario("read hybrid", _read(_OUT), "hybrid", standing=OLD, new=None, calibrated=True),
+    Scenario("read a range", _read_range, standing=OLD, new=None),
+    Scenario(
+        "read a range, direct", _read_range, "posix-direct", standing=OLD, new=None, sampled=True
+    ),
+    Scenario("read a batch", _read_batch, keys=_BATCH, standing=OLD, new=None),
+    Scenario("stat", _stat, standing=OLD, new=None),
+    Scenario("verify", _verify, standing=LARGE, new=None),
+    Scenario("delete", _delete, standing=OLD, new=None, deletes=True),
+    Scenario(
+        "delete durable", _delete, options=_DURABLE | _PLAIN, standing=OLD, new=None, deletes=True
+    ),
+)

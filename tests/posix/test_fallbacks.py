@@ -1,0 +1,195 @@
+"""The same contract where the kernel or the file system lacks what publishing likes best."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import kvio
+from kvio.url import OptionValue
+from tests.posix import children, faultlab
+from tests.posix.children import (
+    NO_DIRECT,
+    NO_EMPTY_PATH,
+    NO_PROC_LINK,
+    NO_RENAME_FLAGS,
+    NO_TMPFILE,
+    Refusal,
+)
+from tests.posix.scenarios import SCENARIOS, Scenario
+
+EMPTY_PATH = "O_TMPFILE, linkat by AT_EMPTY_PATH"
+PROC = "O_TMPFILE, linkat by /proc/self/fd"
+NAMED = "named temporary, rename"
+
+#: What is refused, and how names appear all the same.
+WORLDS: dict[str, tuple[tuple[Refusal, ...], str]] = {
+    "nothing": ((), EMPTY_PATH),
+    "AT_EMPTY_PATH": ((NO_EMPTY_PATH,), PROC),
+    "O_TMPFILE": ((NO_TMPFILE,), NAMED),
+    "O_TMPFILE, renameat2 flags": ((NO_TMPFILE, NO_RENAME_FLAGS), NAMED),
+    "both links": ((NO_EMPTY_PATH, NO_PROC_LINK), NAMED),
+    "both links, renameat2 flags": ((NO_EMPTY_PATH, NO_PROC_LINK, NO_RENAME_FLAGS), NAMED),
+}
+BUFFERED = tuple(s for s in SCENARIOS if not s.direct)
+
+
+@pytest.fixture(autouse=True)
+def _seccomp() -> None:
+    children.need_seccomp()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root directory of our own."""
+    path = tmp_path / "root"
+    path.mkdir(mode=0o700)
+    return path
+
+
+def check_contract(scenario: Scenario, root: Path) -> kvio.Capabilities:
+    """Run one scenario from a known state; it succeeds and leaves what it says."""
+    scenario.arrange(root)
+    with scenario.open(root) as store:
+        for key, promised in scenario.run(store).items():
+            assert not isinstance(promised, Exception), f"{scenario.name}: {promised!r}"
+            stored = faultlab.peek(root, key, layout=scenario.layout)
+            assert stored == promised, scenario.name
+            path = faultlab.file_of(root, key, layout=scenario.layout)
+            assert stored is None or path.stat().st_mode & 0o7777 == 0o600, scenario.name
+            assert stored is None or path.stat().st_nlink == 1, scenario.name
+        assert not faultlab.temporaries(root), scenario.name
+        return store.capabilities
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_contract_holds_without(world: str, root: Path) -> None:
+    """Every operation does the same through its fallback, and capabilities say which it was."""
+    refusals, publish = WORLDS[world]
+
+    def work() -> str:
+        children.refuse(refusals)
+        for number, scenario in enumerate(BUFFERED):
+            own = root / str(number)
+            own.mkdir(mode=0o700)
+            capabilities = check_contract(scenario, own)
+            if scenario.options.get("publish", "auto") == "auto":
+                assert capabilities.publish == publish, capabilities
+        return capabilities.publish
+
+    children.in_child(work)
+
+
+def test_an_exclusive_create_stays_exclusive(root: Path) -> None:
+    """Without O_TMPFILE and RENAME_NOREPLACE still only one of two writers gets the key."""
+
+    def work() -> None:
+        children.refuse((NO_TMPFILE, NO_RENAME_FLAGS))
+        with kvio.open_store("posix-tmpfile", root=root) as store:
+            store.write_block("k", b"first", if_exists="error")
+            with pytest.raises(kvio.BlockExistsError):
+                store.write_block("k", b"second", if_exists="error")
+            assert store.write_block("k", b"third").nbytes == 5
+            assert bytes(store.read_block("k")) == b"first"
+
+    children.in_child(work)
+    assert not faultlab.temporaries(root)
+
+
+def test_tmpfile_on_demand_is_refused_where_there_is_none(root: Path) -> None:
+    """``publish=tmpfile`` without O_TMPFILE fails when the store is opened, with the reason."""
+
+    def work() -> None:
+        children.refuse((NO_TMPFILE,))
+        with pytest.raises(kvio.UnsupportedError, match="O_TMPFILE"):
+            kvio.open_store("posix-tmpfile", root=root, options={"publish": "tmpfile"})
+
+    children.in_child(work)
+
+
+def test_support_that_goes_away_is_noticed(root: Path) -> None:
+    """A store opened while O_TMPFILE worked goes on by renaming when it no longer does."""
+
+    def work() -> None:
+        with kvio.open_store("posix-tmpfile", root=root) as store:
+            store.write_block("before", b"1")
+            assert store.capabilities.publish == EMPTY_PATH
+            children.refuse((NO_EMPTY_PATH, NO_PROC_LINK))
+            store.write_block("linked", b"2")
+            assert store.capabilities.publish == NAMED
+            store.write_blocks([(f"k{i}", b"3") for i in range(5)])
+
+    children.in_child(work)
+    assert faultlab.peek(root, "linked") == b"2"
+    assert [faultlab.peek(root, f"k{i}") for i in range(5)] == [b"3"] * 5
+    assert not faultlab.temporaries(root)
+
+
+def test_direct_io_that_is_refused_is_named(root: Path) -> None:
+    """Where O_DIRECT is refused, posix-direct says so, and hybrid writes buffered."""
+
+    def work() -> None:
+        children.refuse((NO_DIRECT,))
+        with pytest.raises(kvio.UnsupportedError, match="EINVAL"):
+            kvio.open_store("posix-direct", root=root)
+        with kvio.open_store("hybrid", root=root) as store:
+            assert not store.capabilities.direct_io
+            receipt = store.write_block("k", bytes(3 << 20))
+            assert receipt.mode == "buffered"
+            assert len(store.read_block("k")) == 3 << 20
+
+    children.in_child(work)
+
+
+@pytest.fixture
+def no_proc() -> None:
+    """Skip unless /proc can be taken away from a child."""
+    children.need_root()
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("no_proc")
+@pytest.mark.parametrize(
+    ("refusals", "publish"),
+    [((), EMPTY_PATH), ((NO_EMPTY_PATH,), NAMED), ((NO_TMPFILE,), NAMED)],
+    ids=["", "and AT_EMPTY_PATH", "and O_TMPFILE"],
+)
+def test_the_contract_holds_without_proc(
+    root: Path, refusals: tuple[Refusal, ...], publish: str
+) -> None:
+    """Without /proc nothing is lost but the procfs form of linkat."""
+
+    def work() -> None:
+        children.hide_proc()
+        assert not os.path.exists("/proc/self")
+        children.refuse(refusals)
+        for number, scenario in enumerate(BUFFERED):
+            own = root / str(number)
+            own.mkdir(mode=0o700)
+            capabilities = check_contract(scenario, own)
+            if "publish" not in scenario.options:
+                assert capabilities.publish == publish, capabilities
+
+    children.in_child(work)
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("no_proc")
+def test_without_proc_nobodys_temporaries_are_swept_early(root: Path) -> None:
+    """A host that cannot name its boot sweeps by age alone."""
+    options: dict[str, OptionValue] = {"publish": "rename"}
+
+    def work() -> None:
+        children.hide_proc()
+        with kvio.open_store("posix-tmpfile", root=root, options=options) as store:
+            store.write_block("k", b"data")
+            temporary = root / "0" / "0" / f"{faultlab.TEMP_MARK}00000000-999999-{'0' * 32}"
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            temporary.touch()
+            assert store.sweep() == []
+            os.utime(temporary, (1_000_000_000, 1_000_000_000))
+            assert store.sweep() == [str(temporary)]
+
+    children.in_child(work)
