@@ -1,0 +1,244 @@
+"""Everything this project checks: ``nox`` runs all of it but what is marked ``default=False``.
+
+Needs Python 3.11, a C compiler and what ``pip install nox`` brings; what else is missing is said.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+#: The order matters: the tests come last, so that their summary ends what is printed.
+nox.options.sessions = ["demo", "lint", "typing", "native", "property", "wheel", "tests"]
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+NATIVE = Path("src/kvio/_native")
+STRICT = ("-std=gnu11", "-Wall", "-Wextra", "-Wconversion", "-Werror")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
+#: Most tests wait for a disk: four at a time take a third of the time, even on two processors.
+PARALLEL = ("-n", "4")
+#: What the sanitized build runs: all that the C core does. Durable variants add waiting for the
+#: disk; what they call is called by tests/posix.
+SANITIZED_TESTS = (
+    *("-m", "not root", "-k", "not (TestPosix and durable)"),
+    *("tests/posix", "tests/test_conformance.py", "tests/test_garbage.py"),
+)
+
+
+def group(name: str) -> list[str]:
+    """List the requirements of a dependency group."""
+    return list(nox.project.dependency_groups(PYPROJECT, name))
+
+
+def install(session: nox.Session, *groups: str, extras: str = "") -> None:
+    """Install kvio from the working tree, and what dependency groups name."""
+    requirements = [requirement for name in groups for requirement in group(name)]
+    session.install("-e", f".{extras}", *requirements)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Compare the POSIX backends on this machine with the block shapes of real models."""
+    install(session, extras="[cli,plot]")
+    session.run("python", "-m", "kvio.experiments.backends", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests; those of torch skip (see the session ``torch``)."""
+    install(session, "test", extras="[cli,plot]")
+    # Only its files are wanted; what it depends on is torch and more.
+    session.install("--no-deps", *group("examples"))
+    session.run("python", "-m", "pytest", *(session.posargs or PARALLEL))
+
+
+@nox.session
+def property(session: nox.Session) -> None:  # noqa: A001  # the session's name
+    """Run the Hypothesis tests and state machines with many more examples."""
+    install(session, "test", extras="[cli]")
+    # Hypothesis marks its tests itself; the profile is defined in tests/conftest.py.
+    arguments = session.posargs or [*PARALLEL, "-m", "hypothesis"]
+    session.run("python", "-m", "pytest", *arguments, env={"HYPOTHESIS_PROFILE": "long"})
+
+
+@nox.session(reuse_venv=False)
+def native(session: nox.Session) -> None:
+    """Compile the C core strictly, and run its tests under ASan and UBSan."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        session.error("no C compiler: set CC, or install gcc or clang")
+    sources = sorted(str(path) for path in NATIVE.glob("*.c") if path.name != "_core.c")
+    scratch = Path(session.create_tmp()).resolve()
+    include = f"-I{NATIVE}"
+    for test in sorted(Path("tests/native").glob("*.c")):
+        program = str(scratch / test.stem)
+        flags = (*STRICT, *SANITIZERS, include, "-o", program)
+        run = [*shlex.split(compiler), *flags, str(test), *sources]
+        session.run(*run, external=True)
+        session.run(program, external=True)
+    analyse(session, compiler, sources, scratch)
+    install_sanitized(session, compiler, scratch)
+    run_sanitized(session, compiler, scratch)
+
+
+def run_sanitized(session: nox.Session, compiler: str, scratch: Path) -> None:
+    """Run the tests on the sanitized C core; any report fails, whatever the tests say."""
+    preload = sanitizer_libraries(compiler)
+    if not preload:
+        session.warn("SKIPPED: Python tests under ASan; the compiler has no libasan to preload")
+        return
+    reports = scratch / "reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir()
+    # Python itself never frees some of what it allocates; asking for too much is tested.
+    asan = f"detect_leaks=0:allocator_may_return_null=1:log_path={reports}/report"
+    options = {"ASAN_OPTIONS": asan, "UBSAN_OPTIONS": "print_stacktrace=1"}
+    arguments = session.posargs or [*PARALLEL, *SANITIZED_TESTS]
+    # Without --capture=sys the last words of a dying process are lost with pytest's capture file.
+    command = ("python", "-m", "pytest", "--capture=sys", "-p", "no:cacheprovider", *arguments)
+    try:
+        session.run(*command, env=preload | options)
+    finally:
+        found = sorted(reports.iterdir())
+        for report in found:
+            session.warn(report.read_text(errors="replace")[:6000])
+    if found:
+        session.error(f"{len(found)} sanitizer reports")
+
+
+def analyse(session: nox.Session, compiler: str, sources: list[str], scratch: Path) -> None:
+    """Report what gcc -fanalyzer thinks; its opinions fail nothing."""
+    flags = ("-fanalyzer", "-std=gnu11", "-O1", f"-I{NATIVE}", "-c", "-o", os.devnull)
+    reports = []
+    for source in sources:
+        command = [*shlex.split(compiler), *flags, source]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode:
+            session.warn(f"SKIPPED: no report of -fanalyzer; {compiler} cannot do it")
+            return
+        reports.append(run.stderr)
+    found = "".join(reports)
+    (scratch / "analyzer.txt").write_text(found)
+    remarks = found.count("[-Wanalyzer")
+    session.log(f"-fanalyzer: {remarks} remarks, to read in {scratch}/analyzer.txt")
+
+
+def install_sanitized(session: nox.Session, compiler: str, scratch: Path) -> None:
+    """Install kvio with a sanitized C core from a copy, so that the tree keeps its own build."""
+    copy = scratch / "tree"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree("src", copy / "src", ignore=shutil.ignore_patterns("*.so", "_core.c"))
+    for name in ("pyproject.toml", "setup.py", "setup.cfg", "README.md", "LICENSE"):
+        shutil.copy(name, copy)
+    flags = {"CC": compiler, "CFLAGS": " ".join(SANITIZERS), "LDFLAGS": SANITIZERS[0]}
+    session.install(f"{copy}[cli]", *group("test"), env=flags)
+
+
+def sanitizer_libraries(compiler: str) -> dict[str, str]:
+    """Give the environment in which an ordinary Python loads a sanitized extension."""
+    libraries = []
+    for name in ("libasan.so", "libubsan.so"):
+        command = [*shlex.split(compiler), f"-print-file-name={name}"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        if os.path.isabs(found):
+            libraries.append(os.path.realpath(found))
+    return {"LD_PRELOAD": " ".join(libraries)} if len(libraries) == 2 else {}
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Check every annotation, strictly."""
+    install(session, "typing", extras="[cli,plot]")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build the sdist and from it the wheel, check both, and use the wheel without a compiler."""
+    session.install("build", "pytest", "pytest-timeout")
+    scratch = Path(session.create_tmp()).resolve()
+    for stale in ("dist", "venvs", "empty"):
+        shutil.rmtree(scratch / stale, ignore_errors=True)
+    (scratch / "empty").mkdir()
+    session.run("python", "-m", "build", "--outdir", str(scratch / "dist"))
+    built = {"KVIO_DIST": str(scratch / "dist")}
+    session.run("python", "-m", "pytest", "--noconftest", "tests/test_wheel.py", env=built)
+    [wheel_file] = (scratch / "dist").glob("*.whl")
+    found = interpreters()
+    for version in dict.fromkeys((min(found, key=order), max(found, key=order))):
+        use_wheel(session, wheel_file, found[version], scratch)
+
+
+def use_wheel(session: nox.Session, wheel_file: Path, python: str, scratch: Path) -> None:
+    """Install a wheel where no compiler can be found, and store a block with it."""
+    venv = scratch / "venvs" / Path(python).parent.parent.name / Path(python).name
+    session.run(python, "-m", "venv", str(venv), external=True)
+    inside = str(venv / "bin" / "python")
+    bare = {"PATH": str(scratch / "empty"), "CC": "/nonexistent/cc"}
+    install = ("-m", "pip", "install", "-q", "--only-binary", ":all:", str(wheel_file))
+    session.run(inside, *install, external=True, env=bare)
+    session.run(inside, "-I", "tests/wheel_smoke.py", external=True, env=bare)
+
+
+def interpreters() -> dict[str, str]:
+    """Find the supported Pythons that this machine has and that can make environments."""
+    found = {}
+    for version in (*nox.project.python_versions(PYPROJECT), current()):
+        pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+        on_path = shutil.which(f"python{version}")
+        own = [sys.executable] if version == current() else []
+        for candidate in (*([on_path] if on_path else []), *map(str, pyenv), *own):
+            if version not in found and is_python(candidate, version):
+                found[version] = candidate
+    return found
+
+
+def current() -> str:
+    """Name the running Python as 3.11."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def order(version: str) -> tuple[int, ...]:
+    """Sort 3.9 before 3.11."""
+    return tuple(map(int, version.split(".")))
+
+
+def is_python(path: str, version: str) -> bool:
+    """Tell a working Python of this version, with venv and pip, from a shim or a torso."""
+    code = "import ensurepip, venv, sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        run = subprocess.run([path, "-c", code], capture_output=True, text=True, check=False)
+    except OSError:
+        return False
+    return run.stdout.strip() == version
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks."""
+    install(session, "bench", extras="[cli,plot]")
+    session.run("python", "-m", "pytest", "benchmarks", *session.posargs)
+
+
+@nox.session(default=False)
+def torch(session: nox.Session) -> None:
+    """Run the tests that need torch, which is large."""
+    install(session, "test", extras="[torch]")
+    session.run("python", "-m", "pytest", "-m", "torch", *session.posargs)
