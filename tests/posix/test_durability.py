@@ -286,6 +286,27 @@ def test_a_failed_directory_sync_fails_every_block_of_that_directory(root: Path)
     assert calls(fault, "fsync_dir") == (2,)
 
 
+@pytest.mark.parametrize("publish", ["auto", "rename"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_a_failed_close_gives_no_receipt(root: Path, publish: str, error: int) -> None:
+    """Where errors come as late as close (NFS), a new name goes again and nobody gets a receipt."""
+    with kvio.open_store(
+        "posix-tmpfile", root=root, layout="plain", options={"publish": publish}
+    ) as store:
+        store.write_block("standing", b"old")
+        for key in ("new", "standing"):
+            with (
+                faults.inject("close", error=error),
+                pytest.raises(kvio.StorageError) as caught,
+            ):
+                store.write_block(key, PAYLOAD, if_exists="replace")
+            assert caught.value.errno == error
+
+    assert not (root / "new").exists()
+    assert (root / "standing").read_bytes() in (b"old", PAYLOAD)
+    assert not faultlab.temporaries(root)
+
+
 def test_bytes_that_failed_to_sync_are_written_anew(root: Path) -> None:
     """After one EIO the block goes to a fresh inode, which is synced and gets the name."""
     with durable(root) as store, faults.inject("fdatasync", error=errno.EIO) as fault:

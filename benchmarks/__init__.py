@@ -1,0 +1,1 @@
+"""Benchmarks: the bars kvio is held to (bars.py) and single operations (pytest-benchmark)."""
