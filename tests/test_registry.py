@@ -68,7 +68,8 @@ def test_a_name_like_no_other_lists_what_there_is() -> None:
 
 def run(command: list[str], path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a command with a directory of distributions on its path."""
-    environment = os.environ | {"PYTHONPATH": str(path)}
+    source = Path(kvio.__file__).parents[1]  # this kvio, however it was put on the path
+    environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{source}"}
     return subprocess.run(
         command, env=environment, cwd=cwd, capture_output=True, text=True, check=False
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
-from kvio import batches, buffers, reads
+from kvio import batches, buffers, forks, reads
 from kvio.abc import Backend
 from kvio.buffers import Data
 from kvio.calls import Calls, Settings
@@ -34,8 +32,6 @@ from kvio.types import (
 )
 from kvio.url import StoreURL
 
-_STORES: weakref.WeakSet[Store] = weakref.WeakSet()
-
 
 class Store:
     """Blocks under keys, on whatever medium the backend is.
@@ -53,7 +49,7 @@ class Store:
         self._settings = settings
         self._backend: Backend = load_backend(url.scheme).from_url(url)
         self._start()
-        _STORES.add(self)
+        forks.watch(self)
 
     def _start(self) -> None:
         self._counters = Counters()
@@ -84,16 +80,20 @@ class Store:
         check_key(key)
         _check_if_exists(if_exists)
         parts = buffers.as_parts(data)
+        write = self._backend.write_block
+        limit = self._calls.limit(timeout)
         with self._counters.failed_writes:
-            receipt = self._calls.run(
-                lambda cancel: self._backend.write_block(
-                    key, parts, if_exists=if_exists, cancel=cancel
-                ),
-                nbytes=buffers.total_bytes(parts),
-                read=False,
-                timeout=timeout,
-                describe="the write",
-            )
+            if limit is None:  # the short way: nothing is built for a queue
+                with self._calls:
+                    receipt = write(key, parts, if_exists=if_exists)
+            else:
+                receipt = self._calls.run(
+                    lambda cancel: write(key, parts, if_exists=if_exists, cancel=cancel),
+                    nbytes=buffers.total_bytes(parts),
+                    read=False,
+                    timeout=limit,
+                    describe="the write",
+                )
         self._counters.wrote(receipt)
         return receipt
 
@@ -122,13 +122,17 @@ class Store:
         """
         parts, room = reads.target(key, out, offset, nbytes)
         limit = self._calls.limit(timeout)
-        work, deliver = reads.into(
-            self._backend, key, parts, room, offset, nbytes, private=limit is not None
-        )
         with self._counters.failed_reads:
-            got = self._calls.run(
-                work, nbytes=room, timeout=limit, describe="the read", deliver=deliver
-            )
+            if limit is None:
+                with self._calls:
+                    got = self._backend.read_block_into(key, parts, offset=offset, nbytes=nbytes)
+            else:
+                work, deliver = reads.into(
+                    self._backend, key, parts, room, offset, nbytes, private=True
+                )
+                got = self._calls.run(
+                    work, nbytes=room, timeout=limit, describe="the read", deliver=deliver
+                )
         self._counters.read(got)
         return got
 
@@ -358,7 +362,7 @@ class Store:
         if not self._calls.close(timeout):
             raise StorageTimeoutError("calls were still under way when close() gave up")
         self._backend.close()
-        _STORES.discard(self)
+        forks.forget(self)
 
     def __enter__(self) -> Self:
         return self
@@ -389,11 +393,3 @@ class Store:
 def _check_if_exists(if_exists: str) -> None:
     if if_exists not in ("keep", "replace", "error"):
         raise ConfigError(f"if_exists must be 'keep', 'replace' or 'error', not {if_exists!r}")
-
-
-def _renew_in_child() -> None:
-    for store in tuple(_STORES):
-        store._after_fork()  # noqa: SLF001  # of this module's own class
-
-
-os.register_at_fork(after_in_child=_renew_in_child)

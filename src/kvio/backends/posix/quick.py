@@ -71,6 +71,7 @@ class Quick:
         if fd is None:
             return None
         bounce = engine.bounce.take() if mode in BOUNCING else None
+        op = None
         with engine.lock:
             engine.in_flight += 1
         try:
@@ -78,11 +79,10 @@ class Quick:
         finally:
             with engine.lock:
                 engine.in_flight -= 1
+                if op is not None and not op.status and not op.existed:
+                    engine.modes_taken[op.mode_taken] += 1
             if bounce is not None:
                 engine.bounce.give(bounce)
-        if not op.status and not op.existed:
-            with engine.lock:
-                engine.modes_taken[op.mode_taken] += 1
         if call.publish > engine.publish:
             engine.publish = call.publish
         return op

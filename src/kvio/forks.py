@@ -1,0 +1,34 @@
+"""Stores in a forked child: threads, locks and descriptors never cross a fork."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Forked(Protocol):
+    """Something that can make itself ready in a child process."""
+
+    def _after_fork(self) -> None: ...
+
+
+_LIVE: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+
+def watch(store: Forked) -> None:
+    """Renew *store* in every child that is forked while it is open."""
+    _LIVE.add(store)
+
+
+def forget(store: Forked) -> None:
+    """Leave *store* alone: it is closed."""
+    _LIVE.discard(store)
+
+
+def _renew_in_child() -> None:
+    for store in tuple(_LIVE):
+        store._after_fork()  # noqa: SLF001  # what the protocol is for
+
+
+os.register_at_fork(after_in_child=_renew_in_child)
