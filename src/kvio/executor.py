@@ -135,15 +135,17 @@ class Executor:
             self._closed = True
             self._work_ready.notify_all()
             self._room.notify_all()
-            threads = tuple(self._threads)
+            threads, stuck = tuple(self._threads), tuple(self._quarantined)
         for thread in threads:
             thread.join(_left(deadline))
+        for thread in stuck:  # without a timeout these are not waited for: they may never end
+            thread.join(_left(deadline) if deadline is not None else 0.0)
         with self._lock:
             queued = (*self._reads, *self._writes)
             self._reads.clear()
             self._writes.clear()
         _drop(deque(queued))
-        return not any(thread.is_alive() for thread in (*threads, *self._quarantined))
+        return not any(thread.is_alive() for thread in (*threads, *stuck))
 
     def _abandon(self, job: Job) -> None:
         if job.future.done():

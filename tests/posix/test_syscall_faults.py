@@ -305,6 +305,19 @@ def test_a_write_error_is_retried_once_on_a_fresh_inode(root: Path, times: int) 
     assert faultlab.peek(root, "k") == (b"data" if times == 1 else None)
 
 
+def test_no_temporary_is_named_without_random_bytes(root: Path) -> None:
+    """If the kernel gives no random bytes, nothing is made under a name that others could guess."""
+    with kvio.open_store("posix-tmpfile", root=root, options={"publish": "rename"}) as store:
+        with (
+            faults.inject("random", error=errno.EIO, times=FOR_EVER) as fault,
+            pytest.raises(kvio.StorageError) as caught,
+        ):
+            store.write_block("k", b"data")
+
+    assert caught.value.errno == errno.EIO
+    assert fault.seen[faults.sites()["open_temp"]] == 0
+
+
 def test_a_fault_that_lasts_fails_every_block_of_a_batch_alone(root: Path) -> None:
     """A full device fails each block with its own error; when it recovers, the rest is stored."""
     items = [(f"k{i}", faultlab.pattern(i, 3000)) for i in range(20)]
