@@ -114,10 +114,12 @@ def _run(
         return []
     limit = calls.limit(timeout)
     groups = split(items, calls.threads)
-    if limit is None and len(groups) == 1:
+    if limit is None:
+        tasks = [partial(work, group, None) for group in groups]
         with calls:
-            return work(groups[0], None)
-    deadline = None if limit is None else time.monotonic() + limit
+            answers = calls.executor.run_all(tasks, read=read)
+        return [result for answer in answers for result in answer]
+    deadline = time.monotonic() + limit
     pending = [_start(calls, group, work, deadline, read=read) for group in groups]
     results: list[BlockResult] = []
     for one, group in zip(pending, groups, strict=True):
@@ -126,12 +128,12 @@ def _run(
 
 
 def _start(
-    calls: Calls, group: list[Item], work: _Work, deadline: float | None, *, read: bool
+    calls: Calls, group: list[Item], work: _Work, deadline: float, *, read: bool
 ) -> Pending | StorageTimeoutError:
     nbytes = sum(item.nbytes for item in group)
     targets: list[Any] = group
     deliver = None
-    if read and deadline is not None:
+    if read:
         targets = [ReadItem(i.key, [buffers.aligned(i.nbytes)], i.nbytes) for i in group]
         deliver = partial(_deliver, tuple(group), targets)
     try:
@@ -139,7 +141,7 @@ def _start(
             lambda cancel: work(targets, cancel),
             nbytes=nbytes,
             read=read,
-            timeout=None if deadline is None else max(0.0, deadline - time.monotonic()),
+            timeout=max(0.0, deadline - time.monotonic()),
             describe=f"a group of {len(group)} blocks",
             deliver=deliver,
         )
@@ -151,7 +153,7 @@ def _collect(
     calls: Calls,
     pending: Pending | StorageTimeoutError,
     group: Sequence[Item],
-    deadline: float | None,
+    deadline: float,
 ) -> list[BlockResult]:
     if isinstance(pending, StorageTimeoutError):
         return [BlockResult(item.key, BlockStatus.TIMEOUT, 0, pending) for item in group]

@@ -82,8 +82,10 @@ class Executor:
             self._work_ready.notify()
         return job
 
-    def run_all(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run_all(self, tasks: Sequence[Callable[[], Any]], *, read: bool = True) -> list[Any]:
         """Run tasks side by side, the caller taking part; results in order.
+
+        Other threads join in the order of their queue, for reads or for writes.
 
         Safe to call from an I/O thread: what no other thread takes, the caller does itself.
 
@@ -101,7 +103,7 @@ class Executor:
                     return
                 _run(job)
 
-        self._add_helpers([Job(work, nbytes=0, read=True) for _ in ordered[: self._wanted][1:]])
+        self._add_helpers([Job(work, nbytes=0, read=read) for _ in ordered[: self._wanted][1:]])
         try:
             work()
         finally:
@@ -169,7 +171,8 @@ class Executor:
             parent = self._running.get(threading.current_thread())
             if parent is not None:
                 parent.helpers = helpers
-            self._reads.extendleft(helpers)
+            for helper in helpers:
+                (self._reads if helper.read else self._writes).append(helper)
             self._start_threads()
             self._work_ready.notify(len(helpers))
 
