@@ -66,7 +66,8 @@ def property(session: nox.Session) -> None:  # noqa: A001  # the session's name
     """Run the Hypothesis tests and state machines with many more examples."""
     install(session, "test", extras="[cli]")
     # Hypothesis marks its tests itself; the profile is defined in tests/conftest.py.
-    arguments = session.posargs or [*PARALLEL, "-m", "hypothesis"]
+    # A long game may take longer than any test should.
+    arguments = session.posargs or [*PARALLEL, "-m", "hypothesis", "--timeout", "1200"]
     session.run("python", "-m", "pytest", *arguments, env={"HYPOTHESIS_PROFILE": "long"})
 
 

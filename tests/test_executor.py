@@ -262,12 +262,15 @@ def test_abandoning_a_call_frees_the_threads_that_help_it(gate: threading.Event)
     for _ in range(2):
         assert inside.acquire(timeout=LONG_S)
     executor.abandon(job)
+    stuck = list(executor._quarantined)
     both = threading.Barrier(2)
 
     assert executor.quarantined == 2
     jobs = [executor.submit(lambda: both.wait(LONG_S), nbytes=0, read=True) for _ in range(2)]
     assert sorted(job.future.result(LONG_S) for job in jobs) == [0, 1]
     gate.set()
+    for thread in stuck:
+        thread.join(LONG_S)
     assert executor.close(timeout=LONG_S)
 
 

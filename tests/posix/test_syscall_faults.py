@@ -307,12 +307,12 @@ def test_a_write_error_is_retried_once_on_a_fresh_inode(root: Path, times: int) 
 
 def test_no_temporary_is_named_without_random_bytes(root: Path) -> None:
     """If the kernel gives no random bytes, nothing is made under a name that others could guess."""
-    with kvio.open_store("posix-tmpfile", root=root, options={"publish": "rename"}) as store:
-        with (
-            faults.inject("random", error=errno.EIO, times=FOR_EVER) as fault,
-            pytest.raises(kvio.StorageError) as caught,
-        ):
-            store.write_block("k", b"data")
+    with (
+        kvio.open_store("posix-tmpfile", root=root, options={"publish": "rename"}) as store,
+        faults.inject("random", error=errno.EIO, times=FOR_EVER) as fault,
+        pytest.raises(kvio.StorageError) as caught,
+    ):
+        store.write_block("k", b"data")
 
     assert caught.value.errno == errno.EIO
     assert fault.seen[faults.sites()["open_temp"]] == 0
