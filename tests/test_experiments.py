@@ -55,8 +55,7 @@ def _sample(contender: str, index: int, wall_s: float, **changes: Any) -> Sample
         "latencies_s": [wall_s],
         "modes": {"direct": 1},
         "reasons": ["size"],
-        "cached_before": None,
-        "intact": None,
+        **dict.fromkeys(("cached_before", "intact")),
     }
     return Sample(**(values | changes))
 
