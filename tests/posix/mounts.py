@@ -47,7 +47,8 @@ def loop_filesystem(kind: str, work: Path) -> Iterator[Path]:
         try:
             yield _root_below(mountpoint)
         finally:
-            subprocess.run(["umount", str(mountpoint)], check=True)
+            # -l: a test that failed may have left a store open, which must not keep the mount.
+            subprocess.run(["umount", "-l", str(mountpoint)], check=True)
     finally:
         subprocess.run(["losetup", "-d", device], check=True)
         image.unlink()
@@ -63,7 +64,7 @@ def memory_filesystem(work: Path, options: str) -> Iterator[Path]:
     try:
         yield _root_below(mountpoint)
     finally:
-        subprocess.run(["umount", str(mountpoint)], check=True)
+        subprocess.run(["umount", "-l", str(mountpoint)], check=True)
 
 
 def _root_below(mountpoint: Path) -> Path:

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -276,7 +277,7 @@ def test_hostile_keys_touch_nothing(tmp_path: Path, layout: Literal["block", "pl
 def test_a_key_is_refused_or_stays_inside(key: str) -> None:
     """Whatever the text: an InvalidKeyError, or one file below the root and nothing else."""
     for layout in ("block", "plain"):
-        work = Path(os.environ.get("TMPDIR", "/tmp"), f"kvio-keys-{os.getpid()}")
+        work = Path(tempfile.gettempdir(), f"kvio-keys-{os.getpid()}")
         root = work / "root"
         root.mkdir(mode=0o700, parents=True)
         try:
