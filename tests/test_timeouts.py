@@ -14,7 +14,7 @@ import pytest
 
 import kvio
 from kvio._native import faults
-from kvio.types import Cancellation, WriteItem
+from kvio.types import Blocks, Cancellation
 from tests.posix import faultlab, mounts
 from tests.posix.gate import (
     LATE,
@@ -293,11 +293,12 @@ def test_a_write_cancelled_before_its_name_appears_gets_none(real_disk: Path, pu
         )
     except kvio.UnsupportedError as exc:
         pytest.skip(f"the temporary directory's medium is not durable: {exc}")
-    items = [WriteItem(f"k{i}", [memoryview(b"data")], 4) for i in range(64)]
+    keys = [f"k{i}" for i in range(64)]
+    blocks = Blocks(keys, [[memoryview(b"data")]] * len(keys), [4] * len(keys))
     cancel = Cancellation()
     with store, faults.inject("read", nth=1 << 30) as fault, ThreadPoolExecutor(1) as pool:
         future = pool.submit(
-            faultlab.posix_backend(store).write_blocks, items, if_exists="keep", cancel=cancel
+            faultlab.posix_backend(store).write_blocks, blocks, if_exists="keep", cancel=cancel
         )
         while not fault.seen[faults.sites()["fdatasync"]]:
             assert not future.done()

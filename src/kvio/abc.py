@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from kvio.types import (
     BlockResult,
+    Blocks,
     BlockStat,
     Cancellation,
     Capabilities,
     IfExists,
     Parts,
-    ReadItem,
     Receipt,
-    WriteItem,
 )
 
 if TYPE_CHECKING:
@@ -107,13 +106,13 @@ class Backend(ABC):
         """Give back what the backend holds; called once, with no call under way."""
 
     def write_blocks(
-        self, items: Sequence[WriteItem], *, if_exists: IfExists, cancel: Cancellation | None = None
+        self, blocks: Blocks, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> list[BlockResult] | None:
         """Write a batch and return a result each, in order; None: the store fans it out."""
         return None
 
     def read_blocks_into(
-        self, items: Sequence[ReadItem], *, cancel: Cancellation | None = None
+        self, blocks: Blocks, *, cancel: Cancellation | None = None
     ) -> list[BlockResult] | None:
         """Read a batch and return a result each, in order; None: the store fans it out."""
         return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final, TypeVar
+from itertools import accumulate
+from typing import Final, TypeAlias
 
 from kvio import buffers
 from kvio.abc import Backend
@@ -14,23 +16,24 @@ from kvio.calls import Calls, Pending
 from kvio.errors import KvioError, StorageTimeoutError
 from kvio.types import (
     BlockResult,
+    Blocks,
     BlockStatus,
     Cancellation,
     IfExists,
     KiB,
-    ReadItem,
-    WriteItem,
+    Parts,
     check_keys,
     status_of,
 )
 
-Item = TypeVar("Item", WriteItem, ReadItem)
-_Work = Callable[[list[Any], Cancellation | None], list[BlockResult]]
+_Work: TypeAlias = Callable[[Blocks, Cancellation | None], list[BlockResult]]
 
-#: A durable group holds this many descriptors open at once.
-_MAX_GROUP: Final = 64
+#: A group with a deadline ends in time or not, as a whole.
+_MAX_TIMED_GROUP: Final = 64
 #: Handing a group to a thread costs about as much as writing this much to the page cache.
 _MIN_GROUP_BYTES: Final = 256 * KiB
+#: What a block costs besides its bytes, in bytes.
+_BLOCK_BYTES: Final = 4 * KiB
 
 
 def write(
@@ -41,18 +44,19 @@ def write(
     timeout: float | None,
 ) -> list[BlockResult]:
     """Write every item; results in order."""
-    checked = [_write_item(key, data) for key, data in items]
-    check_keys([item.key for item in checked])
+    blocks = _blocks(items, writable=False)
     native = backend.capabilities.native_batch
 
-    def work(group: list[WriteItem], cancel: Cancellation | None) -> list[BlockResult]:
+    def work(group: Blocks, cancel: Cancellation | None) -> list[BlockResult]:
         if native:
             results = backend.write_blocks(group, if_exists=if_exists, cancel=cancel)
             if results is not None:
                 return results
-        return [_write_one(backend, item, if_exists, cancel) for item in group]
+        return [
+            _write_one(backend, *block, if_exists, cancel) for block in zip(*group, strict=True)
+        ]
 
-    return _run(calls, checked, work, timeout, read=False)
+    return _run(calls, blocks, work, timeout, read=False)
 
 
 def read(
@@ -62,63 +66,78 @@ def read(
     timeout: float | None,
 ) -> list[BlockResult]:
     """Read every item into its buffers; results in order."""
-    checked = [_read_item(key, out) for key, out in items]
-    check_keys([item.key for item in checked])
+    blocks = _blocks(items, writable=True)
     native = backend.capabilities.native_batch
 
-    def work(group: list[ReadItem], cancel: Cancellation | None) -> list[BlockResult]:
+    def work(group: Blocks, cancel: Cancellation | None) -> list[BlockResult]:
         if native:
             results = backend.read_blocks_into(group, cancel=cancel)
             if results is not None:
                 return results
-        return [_read_one(backend, item, cancel) for item in group]
+        return [_read_one(backend, *block, cancel) for block in zip(*group, strict=True)]
 
-    return _run(calls, checked, work, timeout, read=True)
+    return _run(calls, blocks, work, timeout, read=True)
 
 
 def delete(
     calls: Calls, backend: Backend, keys: Iterable[str], timeout: float | None
 ) -> list[BlockResult]:
     """Delete every key; results in order."""
-    items = [WriteItem(key, (), 0) for key in keys]
-    check_keys([item.key for item in items])
+    wanted = list(keys)
+    check_keys(wanted)
+    blocks = Blocks(wanted, [()] * len(wanted), [0] * len(wanted))
 
-    def work(group: list[WriteItem], _: Cancellation | None) -> list[BlockResult]:
-        return [_delete_one(backend, item.key) for item in group]
+    def work(group: Blocks, _: Cancellation | None) -> list[BlockResult]:
+        return [_delete_one(backend, key) for key in group.keys]
 
-    return _run(calls, items, work, timeout, read=False)
+    return _run(calls, blocks, work, timeout, read=False)
 
 
-def split(items: Sequence[Item], threads: int) -> list[list[Item]]:
-    """Cut a batch into groups: enough for all threads, none too small or too large to be worth it.
+def split(blocks: Blocks, threads: int, most: int | None = None) -> list[Blocks]:
+    """Cut a batch into groups: enough for all threads, none too small to be worth it.
 
-    A group ends at `_MAX_GROUP` blocks or at its share of the bytes.
+    A group ends at *most* blocks or at its share of the work.
     """
-    total = sum(item.nbytes for item in items)
-    share = max(_MIN_GROUP_BYTES, -(-total // (2 * threads)))
-    groups: list[list[Item]] = [[]]
-    size = 0
-    for item in items:
-        if groups[-1] and (len(groups[-1]) >= _MAX_GROUP or size + item.nbytes > share):
-            groups.append([])
-            size = 0
-        groups[-1].append(item)
-        size += item.nbytes
+    count = len(blocks.keys)
+    ends = list(accumulate(map(_BLOCK_BYTES.__add__, blocks.sizes)))
+    share = max(_MIN_GROUP_BYTES, -(-ends[-1] // (2 * threads)))
+    groups, start, done = [], 0, 0
+    while start < count:
+        stop = max(start + 1, bisect_right(ends, done + share, start))
+        if most is not None:
+            stop = min(stop, start + most)
+        cut = slice(start, stop)
+        groups.append(Blocks(blocks.keys[cut], blocks.parts[cut], blocks.sizes[cut]))
+        start, done = stop, ends[stop - 1]
     return groups
 
 
+def _blocks(items: Iterable[tuple[str, Data]], *, writable: bool) -> Blocks:
+    keys: list[str] = []
+    data: list[Data] = []
+    for key, one in items:
+        keys.append(key)
+        data.append(one)
+    parts, sizes = buffers.flatten(data, writable=writable)
+    check_keys(keys)
+    return Blocks(keys, parts, sizes)
+
+
 def _run(
-    calls: Calls, items: Sequence[Item], work: _Work, timeout: float | None, *, read: bool
+    calls: Calls, blocks: Blocks, work: _Work, timeout: float | None, *, read: bool
 ) -> list[BlockResult]:
-    if not items:
+    if not blocks.keys:
         return []
     limit = calls.limit(timeout)
-    groups = split(items, calls.threads)
     if limit is None:
-        tasks = [partial(work, group, None) for group in groups]
+        groups = split(blocks, calls.threads) if calls.threads > 1 else [blocks]
         with calls:
+            if len(groups) == 1:
+                return work(blocks, None)
+            tasks = [partial(work, group, None) for group in groups]
             answers = calls.executor.run_all(tasks, read=read)
         return [result for answer in answers for result in answer]
+    groups = split(blocks, calls.threads, _MAX_TIMED_GROUP)
     deadline = time.monotonic() + limit
     pending = [_start(calls, group, work, deadline, read=read) for group in groups]
     results: list[BlockResult] = []
@@ -128,21 +147,20 @@ def _run(
 
 
 def _start(
-    calls: Calls, group: list[Item], work: _Work, deadline: float, *, read: bool
+    calls: Calls, group: Blocks, work: _Work, deadline: float, *, read: bool
 ) -> Pending | StorageTimeoutError:
-    nbytes = sum(item.nbytes for item in group)
-    targets: list[Any] = group
+    target = group
     deliver = None
     if read:
-        targets = [ReadItem(i.key, [buffers.aligned(i.nbytes)], i.nbytes) for i in group]
-        deliver = partial(_deliver, tuple(group), targets)
+        target = group._replace(parts=[(buffers.aligned(nbytes),) for nbytes in group.sizes])
+        deliver = partial(_deliver, group, target)
     try:
         return calls.start(
-            lambda cancel: work(targets, cancel),
-            nbytes=nbytes,
+            lambda cancel: work(target, cancel),
+            nbytes=sum(group.sizes),
             read=read,
             timeout=max(0.0, deadline - time.monotonic()),
-            describe=f"a group of {len(group)} blocks",
+            describe=f"a group of {len(group.keys)} blocks",
             deliver=deliver,
         )
     except StorageTimeoutError as exc:
@@ -150,58 +168,49 @@ def _start(
 
 
 def _collect(
-    calls: Calls,
-    pending: Pending | StorageTimeoutError,
-    group: Sequence[Item],
-    deadline: float,
+    calls: Calls, pending: Pending | StorageTimeoutError, group: Blocks, deadline: float
 ) -> list[BlockResult]:
     if isinstance(pending, StorageTimeoutError):
-        return [BlockResult(item.key, BlockStatus.TIMEOUT, 0, pending) for item in group]
+        return [BlockResult(key, BlockStatus.TIMEOUT, 0, pending) for key in group.keys]
     try:
         results: list[BlockResult] = calls.wait(pending, deadline)
     except StorageTimeoutError as exc:
-        return [BlockResult(item.key, BlockStatus.TIMEOUT, 0, exc) for item in group]
+        return [BlockResult(key, BlockStatus.TIMEOUT, 0, exc) for key in group.keys]
     return results
 
 
-def _deliver(
-    group: Sequence[Any], targets: Sequence[ReadItem], results: list[BlockResult]
-) -> list[BlockResult]:
+def _deliver(group: Blocks, target: Blocks, results: list[BlockResult]) -> list[BlockResult]:
     """Copy what arrived in time from private memory to the caller's."""
-    for item, target, result in zip(group, targets, results, strict=True):
+    for parts, private, result in zip(group.parts, target.parts, results, strict=True):
         if result.nbytes:
-            buffers.scatter(target.parts[0][: result.nbytes], item.parts)
+            buffers.scatter(private[0][: result.nbytes], parts)
     return results
-
-
-def _write_item(key: str, data: Data) -> WriteItem:
-    parts = buffers.as_parts(data)
-    return WriteItem(key, parts, len(parts[0]) if len(parts) == 1 else buffers.total_bytes(parts))
-
-
-def _read_item(key: str, out: Data) -> ReadItem:
-    parts = buffers.as_parts(out, writable=True)
-    return ReadItem(key, parts, len(parts[0]) if len(parts) == 1 else buffers.total_bytes(parts))
 
 
 def _write_one(
-    backend: Backend, item: WriteItem, if_exists: IfExists, cancel: Cancellation | None
+    backend: Backend,
+    key: str,
+    parts: Parts,
+    nbytes: int,
+    if_exists: IfExists,
+    cancel: Cancellation | None,
 ) -> BlockResult:
     try:
-        receipt = backend.write_block(item.key, item.parts, if_exists=if_exists, cancel=cancel)
+        receipt = backend.write_block(key, parts, if_exists=if_exists, cancel=cancel)
     except KvioError as exc:
-        return BlockResult(item.key, status_of(exc), 0, exc)
+        return BlockResult(key, status_of(exc), 0, exc)
     status = BlockStatus.KEPT if receipt.existed else BlockStatus.OK
-    return BlockResult(item.key, status, item.nbytes, None, receipt)
+    return BlockResult(key, status, nbytes, None, receipt)
 
 
-def _read_one(backend: Backend, item: ReadItem, cancel: Cancellation | None) -> BlockResult:
+def _read_one(
+    backend: Backend, key: str, parts: Parts, nbytes: int, cancel: Cancellation | None
+) -> BlockResult:
     try:
-        nbytes = backend.read_block_into(item.key, item.parts, cancel=cancel)
+        got = backend.read_block_into(key, parts, cancel=cancel)
     except KvioError as exc:
-        return BlockResult(item.key, status_of(exc), 0, exc)
-    status = BlockStatus.OK if nbytes == item.nbytes else BlockStatus.SHORT
-    return BlockResult(item.key, status, nbytes)
+        return BlockResult(key, status_of(exc), 0, exc)
+    return BlockResult(key, BlockStatus.OK if got == nbytes else BlockStatus.SHORT, got)
 
 
 def _delete_one(backend: Backend, key: str) -> BlockResult:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from kvio import _dlpack, _native
@@ -22,6 +22,10 @@ Data: TypeAlias = Any
 
 PAGE_BYTES: Final = 4096
 
+#: What is always one flat piece of bytes.
+_FLAT_WRITABLE: Final = frozenset((bytearray,))
+_FLAT: Final = frozenset((bytes, bytearray))
+
 
 def as_parts(data: Data, *, writable: bool = False) -> list[memoryview]:
     """Flatten *data* into one-dimensional byte views over the same memory.
@@ -32,9 +36,33 @@ def as_parts(data: Data, *, writable: bool = False) -> list[memoryview]:
     """
     if isinstance(data, list | tuple):
         return [_flat(item, writable) for item in data]
-    if type(data) is bytearray:  # what most batches are made of: always flat and writable
-        return [memoryview(data)]
     return [_flat(data, writable)]
+
+
+def flatten(
+    blocks: Sequence[Data], *, writable: bool = False
+) -> tuple[Sequence[Sequence[memoryview]], list[int]]:
+    """Flatten the data of many blocks: the parts of each, and how many bytes each has.
+
+    Raises:
+        TypeError, BlockSizeError: as `as_parts`.
+    """
+    kinds = set(map(type, blocks))
+    views: Sequence[memoryview] = ()
+    if kinds <= (_FLAT_WRITABLE if writable else _FLAT):
+        views = [memoryview(data) for data in blocks]
+    elif kinds == {memoryview} and not _unfit(blocks, writable):
+        views = blocks
+    if views:
+        return list(zip(views, strict=True)), list(map(len, views))
+    parts = [as_parts(data, writable=writable) for data in blocks]
+    return parts, [total_bytes(own) for own in parts]
+
+
+def _unfit(views: Sequence[memoryview], writable: bool) -> list[memoryview]:  # noqa: FBT001
+    """Pick the views that cannot be used as they are: not flat, not bytes, or read-only."""
+    unfit = [view for view in views if view.strides != (1,) or view.format != "B"]
+    return unfit + [view for view in views if view.readonly] if writable else unfit
 
 
 def total_bytes(parts: Iterable[memoryview]) -> int:

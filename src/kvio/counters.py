@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
+from operator import attrgetter
 from types import TracebackType
 
 from kvio.errors import KvioError
@@ -18,6 +19,10 @@ _NAMES = {
     BlockStatus.TIMEOUT: "timeouts",
     BlockStatus.FAILED: "failed",
 }
+
+
+_STATUS = attrgetter("status")
+_NBYTES = attrgetter("nbytes")
 
 
 class Counters:
@@ -68,22 +73,25 @@ class Counters:
 
     def wrote_batch(self, results: Sequence[BlockResult]) -> None:
         """Count a batch of writes."""
-        with self._lock:
-            for result in results:
-                if result.receipt is not None:
-                    self._wrote(result.receipt)
-                else:
-                    self._counts["writes"] += 1
-                    self._counts[_NAMES.get(result.status, "failed")] += 1
+        self._batch("writes", "bytes_written", results)
 
     def read_batch(self, results: Sequence[BlockResult]) -> None:
         """Count a batch of reads."""
+        self._batch("reads", "bytes_read", results)
+
+    def _batch(self, verb: str, moved: str, results: Sequence[BlockResult]) -> None:
+        statuses = list(map(_STATUS, results))
+        others: Counter[BlockStatus] = Counter()
+        nbytes = sum(map(_NBYTES, results))
+        if statuses.count(BlockStatus.OK) != len(results):  # hashing each is worth avoiding
+            others.update(statuses)
+            nbytes -= sum(one.nbytes for one in results if one.status is BlockStatus.KEPT)
         with self._lock:
-            self._counts["reads"] += len(results)
-            for result in results:
-                self._counts["bytes_read"] += result.nbytes
-                if result.status is not BlockStatus.OK and result.status is not BlockStatus.SHORT:
-                    self._counts[_NAMES.get(result.status, "failed")] += 1
+            self._counts[verb] += len(results)
+            self._counts[moved] += nbytes
+            for status, count in others.items():
+                if status is not BlockStatus.OK and status is not BlockStatus.SHORT:
+                    self._counts[_NAMES.get(status, "failed")] += count
 
     def deleted(self, blocks: int) -> None:
         """Count deletions."""

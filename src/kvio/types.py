@@ -264,20 +264,18 @@ class StoreStats:
     quarantined_threads: int = 0
 
 
-class WriteItem(NamedTuple):
-    """One block to write: a checked key and flat views of its bytes."""
+class Blocks(NamedTuple):
+    """Blocks to write, or to read into memory, column by column.
 
-    key: str
-    parts: Parts
-    nbytes: int
+    Attributes:
+        keys: checked keys.
+        parts: flat views of each block's bytes.
+        sizes: the lengths of each block's parts, in all.
+    """
 
-
-class ReadItem(NamedTuple):
-    """One block to read into flat views of nbytes bytes in all."""
-
-    key: str
-    parts: Parts
-    nbytes: int
+    keys: Sequence[str]
+    parts: Sequence[Parts]
+    sizes: Sequence[int]
 
 
 class Cancellation:

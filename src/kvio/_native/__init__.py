@@ -1,15 +1,15 @@
 """The typed door to the C core: the only place that knows cffi.
 
 Calls release the GIL. Addresses stay valid because whatever they point into is held by the object
-that carries them (`Ops.keep`).
+that carries them. Arrays of operations are in `kvio._native.ops`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from kvio._native import _core  # type: ignore[attr-defined]  # built by cffi
 from kvio._native.faults import current_fault
@@ -20,7 +20,6 @@ from_buffer: Final[Any] = ffi.from_buffer
 new: Final[Any] = ffi.new
 release: Final[Any] = ffi.release
 NULL: Final[Any] = ffi.NULL
-_OP: Final[Any] = ffi.typeof("kvio_op *")
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -37,128 +36,6 @@ CORRUPTIONS: Final = (
     "the trailer's checksum is wrong", "length and trailer disagree",
     "the block belongs to another key or namespace", "the payload's checksum is wrong",
 )  # fmt: skip
-
-
-class Answer(NamedTuple):
-    """How one operation ended; see ``kvio_op``."""
-
-    status: int
-    site: int
-    crc: int
-    flags: int
-    existed: int
-    mode_taken: int
-    done: int
-    block_nbytes: int
-    file_nbytes: int
-    mtime_ns: int
-
-
-def run_ops(
-    function: Any,
-    call: Any,
-    dirfds: Sequence[int],
-    modes: Sequence[int],
-    names: Sequence[bytes],
-    parts: Sequence[Sequence[memoryview]],
-    sizes: Sequence[int],
-    key_hashes: Sequence[bytes],
-    *,
-    offset: int = 0,
-    flags: int = 0,
-) -> tuple[int, list[Answer]]:
-    """Run *function* once over operations given column by column.
-
-    Returns what the function returned, how many went well, and how each operation ended.
-
-    No view of the callers' memory outlives the call: cffi's ``from_buffer`` objects must never
-    meet the garbage collector, which clears a memoryview that is still exported (seen as a crash
-    in cffi 2.1 under CPython 3.11).
-    """
-    count = len(dirfds)
-    flat = parts[0] if count == 1 else [part for own in parts for part in own]
-    views = [from_buffer(part) for part in flat]
-    lengths = [len(part) for part in flat]
-    try:
-        if count == 1:
-            row = (dirfds[0], modes[0], sizes[0], offset, key_hashes[0], flags)
-            return _run_one(function, call, names[0], views, lengths, *row)
-        ops = new("kvio_op[]", count)
-        c_parts = new("kvio_part[]", len(flat) or 1)
-        text = b"\0".join(names) + b"\0"
-        c_text = from_buffer(text)
-        lib.kvio_fill_ops(
-            ops, count, c_parts, len(flat), dirfds, modes, sizes, [len(own) for own in parts],
-            b"".join(key_hashes), c_text, views, lengths, offset, flags,
-        )  # fmt: skip
-        good = function(call, ops, count)
-    finally:
-        views.clear()
-    answers = new("int64_t[]", count * lib.KVIO_ANSWERS)
-    lib.kvio_get_answers(ops, count, answers)
-    numbers = iter(ffi.unpack(answers, count * lib.KVIO_ANSWERS))
-    return good, list(map(Answer._make, zip(*[numbers] * lib.KVIO_ANSWERS, strict=True)))
-
-
-def _run_one(
-    function: Any,
-    call: Any,
-    name: bytes,
-    views: Sequence[Any],
-    lengths: Sequence[int],
-    dirfd: int,
-    mode: int,
-    nbytes: int,
-    offset: int,
-    key_hash: bytes,
-    flags: int,
-) -> tuple[int, list[Answer]]:
-    """The same for one operation, in half the time."""
-    parts = new("kvio_part[]", list(zip(views, lengths, strict=True)))
-    text = from_buffer(name + b"\0")
-    row = (dirfd, mode, text, parts, len(lengths), nbytes, offset, key_hash, flags)
-    ops = new("kvio_op[]", (row,))
-    good = function(call, ops, 1)
-    return good, [read_answer(ops[0])]
-
-
-def read_answer(op: Any) -> Answer:
-    """Copy how an operation ended."""
-    return Answer(
-        op.status, op.site, op.crc, op.flags, op.existed, op.mode_taken, op.done, op.block_nbytes,
-        op.file_nbytes, op.mtime_ns,
-    )  # fmt: skip
-
-
-def run_quick(
-    function: Any,
-    call: Any,
-    bounce: memoryview | None,
-    dirfd: int,
-    mode: int,
-    name: bytes,
-    part: memoryview,
-    key_hash: bytes,
-) -> Any:
-    """Run ``kvio_write_one`` or ``kvio_read_one``; the operation as it ended."""
-    op = new(_OP)
-    view = from_buffer(part)
-    room = from_buffer(bounce) if bounce is not None else NULL
-    try:
-        function(
-            call, current_fault(), room, 0 if bounce is None else len(bounce), dirfd, mode, name,
-            view, len(part), key_hash, op,
-        )  # fmt: skip
-    finally:
-        release(view)
-        if bounce is not None:
-            release(room)
-    return op
-
-
-def failed_answer(number: int, site: int) -> Answer:
-    """Make the answer of an operation that failed before it could run."""
-    return Answer(-number, site, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +61,22 @@ def make_template(
     call.chunk_bytes = chunk_bytes
     call.temp_prefix = prefix
     return Template(call, prefix)
+
+
+class Places:
+    """Where keys live in a store with hashed directories; *cdata* is a ``kvio_places *``."""
+
+    __slots__ = ("_keep", "cdata")
+
+    def __init__(self, prefix: bytes) -> None:
+        self._keep = from_buffer(prefix)
+        self.cdata = new("kvio_places *", (self._keep, len(prefix)))
+        for leaf in range(len(self.cdata.leaves)):
+            self.cdata.leaves[leaf] = -1
+
+    def set(self, leaf: int, fd: int) -> None:
+        """Say which descriptor is open on a directory; -1: none."""
+        self.cdata.leaves[leaf] = fd
 
 
 def copy_call(template: Template) -> Any:

@@ -8,6 +8,7 @@ import cffi
 
 HERE = Path("src/kvio/_native")
 SOURCES = (
+    "blake2b.c",
     "columns.c",
     "crc32c.c",
     "directory.c",

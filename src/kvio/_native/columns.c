@@ -1,29 +1,46 @@
 /* Between Python's columns, or plain arguments, and C's array of operations. */
 #include "kvio.h"
 
-void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_part *parts, size_t nparts,
-		   const int32_t *dirfds, const uint32_t *modes, const uint64_t *sizes,
-		   const uint32_t *counts, const uint8_t *key_hashes, const char *names,
-		   void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags)
+/* Where a key lives; turns it into its file name: no key contains a tilde. */
+static void place(const kvio_places *places, kvio_op *op, char *name, size_t length)
 {
+	kvio_blake2b_128(places->prefix, places->prefix_bytes, name, length, op->key_hash);
+	op->dirfd = __atomic_load_n(&places->leaves[op->key_hash[0]], __ATOMIC_RELAXED);
+	for (char *at = name; (at = memchr(at, '/', (size_t)(name + length - at)));)
+		*at = '~';
+}
+
+size_t kvio_fill_ops(kvio_op *ops, size_t nops, const kvio_places *places, const int32_t *dirfds,
+		     char *names, const uint32_t *modes, size_t nmodes, const uint32_t *counts,
+		     const uint64_t *sizes, kvio_part *parts, size_t nparts,
+		     void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags)
+{
+	size_t homeless = 0;
+
 	for (size_t i = 0; i < nparts; i++) {
 		parts[i].base = bases[i];
 		parts[i].nbytes = lengths[i];
 	}
 	for (size_t i = 0; i < nops; i++) {
-		ops[i].dirfd = dirfds[i];
-		ops[i].mode = modes[i];
-		ops[i].name = names;
-		ops[i].parts = parts;
-		ops[i].nparts = counts[i];
-		ops[i].nbytes = sizes[i];
-		ops[i].offset = offset;
-		ops[i].flags = flags;
-		memcpy(ops[i].key_hash, key_hashes + i * sizeof(ops[i].key_hash),
-		       sizeof(ops[i].key_hash));
-		names += strlen(names) + 1;
-		parts += counts[i];
+		kvio_op *op = &ops[i];
+		size_t length = strlen(names);
+
+		op->name = names;
+		op->mode = modes[nmodes == 1 ? 0 : i];
+		op->parts = parts;
+		op->nparts = counts ? counts[i] : 1;
+		op->offset = offset;
+		op->flags = flags;
+		if (places)
+			place(places, op, names, length);
+		else
+			op->dirfd = dirfds[i];
+		homeless += op->dirfd < 0;
+		names += length + 1;
+		op->nbytes = counts ? sizes[i] : parts->nbytes;
+		parts += op->nparts;
 	}
+	return homeless;
 }
 
 void kvio_get_answers(const kvio_op *ops, size_t nops, int64_t *answers)
@@ -42,49 +59,88 @@ void kvio_get_answers(const kvio_op *ops, size_t nops, int64_t *answers)
 	}
 }
 
-static void one(kvio_call *shared, kvio_fault *fault, void *bounce, size_t bounce_bytes,
-		const kvio_part *part, int dirfd, uint32_t mode, const char *name,
-		const uint8_t *key_hash, kvio_op *op,
-		int (*batch)(kvio_call *, kvio_op *, size_t))
+void kvio_get_crcs(const kvio_op *ops, size_t nops, uint32_t *crcs)
 {
-	kvio_call call = *shared;
+	for (size_t i = 0; i < nops; i++)
+		crcs[i] = ops[i].crc;
+}
 
+void kvio_sum_up(const kvio_op *ops, size_t nops, kvio_summary *summary)
+{
+	memset(summary, 0, sizeof(*summary));
+	summary->mode_taken = nops ? (int32_t)ops[0].mode_taken : -1;
+	for (size_t i = 0; i < nops; i++) {
+		summary->good += !ops[i].status;
+		summary->existed += !!ops[i].existed;
+		summary->moved_less += ops[i].done < ops[i].nbytes;
+		if ((int32_t)ops[i].mode_taken != summary->mode_taken)
+			summary->mode_taken = -1;
+	}
+}
+
+void kvio_enter(kvio_tally *tally)
+{
+	__atomic_fetch_add(&tally->in_flight, 1, __ATOMIC_RELAXED);
+}
+
+void kvio_leave(kvio_tally *tally, const kvio_op *ops, size_t nops)
+{
+	__atomic_fetch_sub(&tally->in_flight, 1, __ATOMIC_RELAXED);
+	for (size_t i = 0; i < nops; i++)
+		if (!ops[i].status && !ops[i].existed)
+			__atomic_fetch_add(&tally->moved[ops[i].mode_taken], 1, __ATOMIC_RELAXED);
+}
+
+static int one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
+	       size_t bounce_bytes, const kvio_places *places, int dirfd, uint32_t mode,
+	       const char *name, void *base, size_t nbytes, kvio_op *op,
+	       int (*batch)(kvio_call *, kvio_op *, size_t))
+{
+	const kvio_part part = { base, nbytes };
+	size_t length = strlen(name);
+	kvio_call call = *shared;
+	char text[KVIO_NAME_BYTES];
+
+	memset(op, 0, sizeof(*op));
+	if (length >= sizeof(text))
+		return op->status = -ENAMETOOLONG;
+	memcpy(text, name, length + 1);
+	op->dirfd = dirfd;
+	if (places)
+		place(places, op, text, length);
+	if (op->dirfd < 0)
+		return op->status = -ESTALE;
 	call.fault = fault;
 	call.bounce = bounce;
 	call.bounce_bytes = bounce_bytes;
-	memset(op, 0, sizeof(*op));
-	op->dirfd = dirfd;
 	op->mode = mode;
-	op->name = name;
-	op->parts = part;
+	op->name = text;
+	op->parts = &part;
 	op->nparts = 1;
-	op->nbytes = part->nbytes;
-	memcpy(op->key_hash, key_hash, sizeof(op->key_hash));
+	op->nbytes = nbytes;
+	kvio_enter(tally);
 	batch(&call, op, 1);
+	kvio_leave(tally, op, 1);
 	op->name = NULL;
 	op->parts = NULL;
+	__atomic_store_n(&shared->expect_standing, call.expect_standing, __ATOMIC_RELAXED);
 	if (call.publish > shared->publish)
 		__atomic_store_n(&shared->publish, call.publish, __ATOMIC_RELAXED);
-}
-
-int kvio_write_one(kvio_call *shared, kvio_fault *fault, void *bounce, size_t bounce_bytes,
-		   int dirfd, uint32_t mode, const char *name, void *base, size_t nbytes,
-		   const uint8_t *key_hash, kvio_op *op)
-{
-	kvio_part part = { base, nbytes };
-
-	one(shared, fault, bounce, bounce_bytes, &part, dirfd, mode, name, key_hash, op,
-	    kvio_write_batch);
 	return op->status;
 }
 
-int kvio_read_one(kvio_call *shared, kvio_fault *fault, void *bounce, size_t bounce_bytes,
-		  int dirfd, uint32_t mode, const char *name, void *base, size_t nbytes,
-		  const uint8_t *key_hash, kvio_op *op)
+int kvio_write_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
+		   size_t bounce_bytes, const kvio_places *places, int dirfd, uint32_t mode,
+		   const char *name, void *base, size_t nbytes, kvio_op *op)
 {
-	kvio_part part = { base, nbytes };
+	return one(shared, tally, fault, bounce, bounce_bytes, places, dirfd, mode, name, base,
+		   nbytes, op, kvio_write_batch);
+}
 
-	one(shared, fault, bounce, bounce_bytes, &part, dirfd, mode, name, key_hash, op,
-	    kvio_read_batch);
-	return op->status;
+int kvio_read_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
+		  size_t bounce_bytes, const kvio_places *places, int dirfd, uint32_t mode,
+		  const char *name, void *base, size_t nbytes, kvio_op *op)
+{
+	return one(shared, tally, fault, bounce, bounce_bytes, places, dirfd, mode, name, base,
+		   nbytes, op, kvio_read_batch);
 }

@@ -79,11 +79,15 @@ int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create)
 
 static int delete_one(kvio_call *call, kvio_op *op)
 {
-	int r = kvio_cancelled(call) ? -ECANCELED
-				     : sys_unlinkat(call->fault, op->dirfd, op->name);
 	struct stat st;
+	int r;
 
+	if (op->dirfd < 0)
+		return kvio_no_directory(op, KVIO_SITE_UNLINK);
+	if (kvio_cancelled(call))
+		return -ECANCELED;
 	op->site = KVIO_SITE_UNLINK;
+	r = sys_unlinkat(call->fault, op->dirfd, op->name);
 	if (r == -ENOENT && !sys_fstat(call->fault, op->dirfd, &st) && !st.st_nlink)
 		return -ESTALE;
 	if (!r && call->flags & KVIO_DURABLE) {

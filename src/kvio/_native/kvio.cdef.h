@@ -88,6 +88,7 @@
 #define KVIO_TRAILER_BYTES 64
 #define KVIO_MAX_ALIGN 65536
 #define KVIO_TEMP_NAME 96
+#define KVIO_NAME_BYTES 256
 #define KVIO_UNKNOWN 255
 
 #define KVIO_CRC_PORTABLE 0
@@ -111,6 +112,20 @@ typedef struct {
 	int32_t seen[KVIO_SITES];
 } kvio_fault;
 
+/* Where the blocks of a store with hashed directories lie: what is hashed before a
+ * key, and the open directories by the first byte of the hash, -1 where none is. */
+typedef struct {
+	const uint8_t *prefix;
+	size_t prefix_bytes;
+	int32_t leaves[256];
+} kvio_places;
+
+/* What is under way in a store, and blocks moved so far by mode; changed atomically. */
+typedef struct {
+	int32_t in_flight;
+	uint64_t moved[3];
+} kvio_tally;
+
 /* What all operations of one call share. */
 typedef struct {
 	uint32_t flags;
@@ -125,9 +140,12 @@ typedef struct {
 	const char *temp_prefix;
 	kvio_fault *fault;
 	int32_t cancel;
+	int32_t expect_standing;	/* the last key that was asked for was taken */
+	int32_t umask_is_kind;		/* a new file was 0600 without further ado */
 } kvio_call;
 
-/* One block to write, read or look at: the request, then the answer. */
+/* One block to write, read or look at: the request, then the answer.  A negative
+ * dirfd is -errno: why the directory could not be opened. */
 typedef struct {
 	int32_t dirfd;
 	uint32_t mode;
@@ -171,16 +189,36 @@ typedef struct {
 	int32_t fsync_dir;
 } kvio_probe_result;
 
-/* An array of operations from columns, and its answers as rows of KVIO_ANSWERS
- * numbers: status, site, crc, flags, existed, mode_taken, done, block_nbytes,
- * file_nbytes, mtime_ns.  Names follow each other, each ended by a zero byte;
- * counts says how many of the bases and lengths belong to each operation. */
+/* An array of operations from columns.  names follow each other, each ended by a
+ * zero byte; counts says how many of the bases and lengths belong to each operation
+ * and sizes how many of their bytes, NULL: one, and all; nmodes 1: all have one mode.
+ * With places the names are keys: they are hashed, and turned into file
+ * names where they stand; else dirfds has the directories.  Returns how many
+ * operations are without a directory. */
+size_t kvio_fill_ops(kvio_op *ops, size_t nops, const kvio_places *places, const int32_t *dirfds,
+		     char *names, const uint32_t *modes, size_t nmodes, const uint32_t *counts,
+		     const uint64_t *sizes, kvio_part *parts, size_t nparts,
+		     void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags);
+
+/* How an array of operations ended, as rows of KVIO_ANSWERS numbers: status, site,
+ * crc, flags, existed, mode_taken, done, block_nbytes, file_nbytes, mtime_ns. */
 #define KVIO_ANSWERS 10
-void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_part *parts, size_t nparts,
-		   const int32_t *dirfds, const uint32_t *modes, const uint64_t *sizes,
-		   const uint32_t *counts, const uint8_t *key_hashes, const char *names,
-		   void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags);
 void kvio_get_answers(const kvio_op *ops, size_t nops, int64_t *answers);
+void kvio_get_crcs(const kvio_op *ops, size_t nops, uint32_t *crcs);
+
+/* How an array of operations ended, in sum: without error; kept a standing block;
+ * moved fewer bytes than asked for; mode_taken of them all, or -1. */
+typedef struct {
+	size_t good;
+	size_t existed;
+	size_t moved_less;
+	int32_t mode_taken;
+} kvio_summary;
+void kvio_sum_up(const kvio_op *ops, size_t nops, kvio_summary *summary);
+
+/* Around a call: count it as under way, then count what it moved. */
+void kvio_enter(kvio_tally *tally);
+void kvio_leave(kvio_tally *tally, const kvio_op *ops, size_t nops);
 
 /* Blocks.  A batch returns how many operations ended with status 0. */
 int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops);
@@ -188,14 +226,15 @@ int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_stat_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_delete_batch(kvio_call *call, kvio_op *ops, size_t nops);
 
-/* One block in one piece of memory, the request as plain arguments: a third of
- * the cost of an array of one.  shared is copied; op is the answer. */
-int kvio_write_one(kvio_call *shared, kvio_fault *fault, void *bounce, size_t bounce_bytes,
-		   int dirfd, uint32_t mode, const char *name, void *base, size_t nbytes,
-		   const uint8_t *key_hash, kvio_op *op);
-int kvio_read_one(kvio_call *shared, kvio_fault *fault, void *bounce, size_t bounce_bytes,
-		  int dirfd, uint32_t mode, const char *name, void *base, size_t nbytes,
-		  const uint8_t *key_hash, kvio_op *op);
+/* One block in one piece of memory, the request as plain arguments: a third of the
+ * cost of an array of one.  shared is copied; op is the answer.  With places name is
+ * a key and dirfd unused; -ESTALE: its directory is not open. */
+int kvio_write_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
+		   size_t bounce_bytes, const kvio_places *places, int dirfd, uint32_t mode,
+		   const char *name, void *base, size_t nbytes, kvio_op *op);
+int kvio_read_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
+		  size_t bounce_bytes, const kvio_places *places, int dirfd, uint32_t mode,
+		  const char *name, void *base, size_t nbytes, kvio_op *op);
 
 /* One large block by several threads: begin, then ranges side by side, then end. */
 int kvio_write_begin(kvio_call *call, kvio_op *op);
@@ -219,7 +258,9 @@ int kvio_drop_cache(int fd);
 void *kvio_alloc(size_t nbytes, size_t align);
 void kvio_free(void *base);
 
-/* Checksums. */
+/* Checksums and hashes. */
+void kvio_blake2b_128(const void *head, size_t head_bytes, const void *tail, size_t tail_bytes,
+		      uint8_t digest[16]);
 uint32_t kvio_crc32c(uint32_t crc, const void *data, size_t nbytes);
 uint32_t kvio_crc32c_copy(uint32_t crc, void *dst, const void *src, size_t nbytes);
 uint32_t kvio_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t nbytes_b);

@@ -6,6 +6,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -59,6 +60,15 @@ int kvio_scrub(kvio_call *call, kvio_op *op, const struct kvio_trailer *trailer)
 
 /* standing.c */
 int kvio_standing_kept(kvio_call *call, kvio_op *op);
+
+/* Nothing can be looked up in a directory that did not open. */
+static inline int kvio_no_directory(kvio_op *op, int lookup)
+{
+	int missing = op->dirfd == -ENOENT || op->dirfd == -ENOTDIR;
+
+	op->site = missing ? lookup : KVIO_SITE_OPEN_DIR;
+	return op->dirfd;
+}
 
 static inline int kvio_cancelled(const kvio_call *call)
 {

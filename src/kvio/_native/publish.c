@@ -91,15 +91,20 @@ static int open_named(kvio_call *call, kvio_op *op, int flags)
 	return r;
 }
 
-/* The umask may have taken bits away from 0600; it can never add any. */
+/* The umask may have taken bits away from 0600; it can never add any.  One that
+ * did not at the first file of a call is taken not to at the others. */
 static int own_mode(kvio_call *call, kvio_op *op)
 {
 	struct stat st;
-	int r = sys_fstat(call->fault, op->fd, &st);
+	int r;
 
+	if (call->umask_is_kind)
+		return 0;
+	r = sys_fstat(call->fault, op->fd, &st);
 	if (r < 0)
 		return failed(op, KVIO_SITE_FSTAT, r);
-	if ((st.st_mode & 07777) == 0600)
+	call->umask_is_kind = (st.st_mode & 07777) == 0600;
+	if (call->umask_is_kind)
 		return 0;
 	r = sys_fchmod(call->fault, op->fd, 0600);
 	return r < 0 ? failed(op, KVIO_SITE_FCHMOD, r) : 0;

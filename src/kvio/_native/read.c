@@ -1,11 +1,13 @@
 /*
- * Reading blocks.  A whole block is one open, one fstat and one read that
- * brings payload and trailer together; what is delivered was checked first
+ * Reading blocks.  A whole block is one open, one fstat (none for a small block) and
+ * one read that brings payload and trailer together; what is delivered was checked first
  * against the trailer, the file's length, the key and the checksum.
  */
 #include "transfer.h"
 
 #define HOT_PERCENT 50
+/* Up to this size one fstat less is worth a second pass for the checksum. */
+#define SMALL_BYTES ((uint64_t)256 << 10)
 
 static int failed(kvio_op *op, int site, int r)
 {
@@ -33,13 +35,14 @@ static int is_regular(kvio_call *call, const kvio_op *op)
 }
 
 /* O_NONBLOCK: a foreign FIFO under the name must not hang the open. */
-int kvio_open_block(kvio_call *call, kvio_op *op)
+static int open_file(kvio_call *call, kvio_op *op)
 {
-	int direct = op->mode == KVIO_MODE_DIRECT ? O_DIRECT : 0;
-	struct stat st;
-	int r = sys_openat(call->fault, KVIO_SITE_OPEN_READ, op->dirfd, op->name,
-			   O_RDONLY | O_NOFOLLOW | O_NONBLOCK | direct, 0);
+	int direct = op->mode == KVIO_MODE_DIRECT ? O_DIRECT : 0, r;
 
+	if (op->dirfd < 0)
+		return kvio_no_directory(op, KVIO_SITE_OPEN_READ);
+	r = sys_openat(call->fault, KVIO_SITE_OPEN_READ, op->dirfd, op->name,
+		       O_RDONLY | O_NOFOLLOW | O_NONBLOCK | direct, 0);
 	if (r == -ELOOP || r == -ENXIO || (r == -EINVAL && direct && !is_regular(call, op)))
 		return corrupt(op, KVIO_BAD_KIND);
 	if (r < 0)
@@ -47,7 +50,15 @@ int kvio_open_block(kvio_call *call, kvio_op *op)
 			      r == -ENOENT && !(op->flags & KVIO_OP_STANDING) &&
 				      dir_is_gone(call, op) ? -ESTALE : r);
 	op->fd = r;
-	r = sys_fstat(call->fault, op->fd, &st);
+	return 0;
+}
+
+/* Is the open file one that can hold a block, and how long is it? */
+static int examine(kvio_call *call, kvio_op *op)
+{
+	struct stat st;
+	int r = sys_fstat(call->fault, op->fd, &st);
+
 	if (r < 0)
 		return failed(op, KVIO_SITE_FSTAT, r);
 	if (S_ISDIR(st.st_mode))	/* layout=plain: the first part of longer keys */
@@ -59,6 +70,13 @@ int kvio_open_block(kvio_call *call, kvio_op *op)
 	if (call->flags & KVIO_TRAILER && op->file_nbytes < KVIO_TRAILER_BYTES)
 		return corrupt(op, KVIO_BAD_SHORT);
 	return 0;
+}
+
+int kvio_open_block(kvio_call *call, kvio_op *op)
+{
+	int r = open_file(call, op);
+
+	return r < 0 ? r : examine(call, op);
 }
 
 int kvio_close_block(kvio_call *call, kvio_op *op, int r)
@@ -220,6 +238,59 @@ static int read_range(kvio_call *call, kvio_op *op)
 	return load(call, op, op->done, NULL, 0, 0, &crc);
 }
 
+static int is_small(const kvio_call *call, const kvio_op *op)
+{
+	return call->flags & KVIO_TRAILER && op->nbytes <= SMALL_BYTES &&
+	       op->nparts < KVIO_MAX_IOV && !(op->flags & (KVIO_OP_RANGE | KVIO_OP_SCRUB)) &&
+	       (op->mode == KVIO_MODE_BUFFERED || op->mode == KVIO_MODE_DONTCACHE);
+}
+
+/* A small block by one system call, on the guess that it is one, without padding
+ * and exactly as large as the caller's memory: 0 done, 1 look closer. */
+static int read_small(kvio_call *call, kvio_op *op)
+{
+	uint8_t tail[KVIO_TRAILER_BYTES + 1];	/* a byte more shows that the file ended */
+	struct kvio_cursor cursor = kvio_cursor_at(op, 0);
+	struct kvio_trailer trailer;
+	struct iovec iov[KVIO_MAX_IOV];
+	uint32_t crc = 0;
+	int niov = 0, payload;
+	int64_t r;
+
+	kvio_cursor_take(&cursor, op->nbytes, iov, &niov);
+	payload = niov;
+	iov[niov++] = (struct iovec){ tail, sizeof(tail) };
+	op->mode_taken = op->mode;
+	op->hot_percent = KVIO_UNKNOWN;
+	r = sys_transfer(call->fault, KVIO_SITE_READ, op->fd, iov, niov, 0,
+			 op->mode == KVIO_MODE_DONTCACHE ? RWF_DONTCACHE : 0);
+	if (r == -EISDIR || r == -EAGAIN || r == -ESPIPE || r == -EINVAL)
+		return 1;
+	if (r < 0)
+		return failed(op, KVIO_SITE_READ, (int)r);
+	op->file_nbytes = op->nbytes + KVIO_TRAILER_BYTES;
+	if ((uint64_t)r != op->file_nbytes || parse(call, op, tail, &trailer) < 0 ||
+	    trailer.nbytes != op->nbytes)
+		return 1;
+	if (call->verify == KVIO_VERIFY_FULL)
+		crc = kvio_crc_iov(0, iov, payload);
+	return check_payload(call, op, &trailer, crc);
+}
+
+static int read_open(kvio_call *call, kvio_op *op)
+{
+	int r = is_small(call, op) ? read_small(call, op) : 1;
+
+	if (r <= 0)
+		return r;
+	r = examine(call, op);
+	if (r < 0)
+		return r;
+	choose_mode(call, op);
+	return call->flags & KVIO_TRAILER && !(op->flags & KVIO_OP_RANGE) ? read_whole(call, op)
+									 : read_range(call, op);
+}
+
 static int read_one(kvio_call *call, kvio_op *op)
 {
 	int r;
@@ -228,13 +299,9 @@ static int read_one(kvio_call *call, kvio_op *op)
 	op->done = 0;
 	if (kvio_cancelled(call))
 		return -ECANCELED;
-	r = kvio_open_block(call, op);
-	if (!r) {
-		choose_mode(call, op);
-		r = call->flags & KVIO_TRAILER && !(op->flags & KVIO_OP_RANGE)
-			? read_whole(call, op)
-			: read_range(call, op);
-	}
+	r = open_file(call, op);
+	if (!r)
+		r = read_open(call, op);
 	return kvio_close_block(call, op, r);
 }
 

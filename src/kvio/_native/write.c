@@ -1,12 +1,18 @@
 /*
  * Writing blocks: each operation of a batch goes through publish.c's steps.
  *
- * A durable batch shares what can be shared: writeback of every block is
- * started before the first fdatasync waits, and a directory that received
- * several names is synced once.  A block whose write or fdatasync failed with
+ * A durable batch shares what can be shared, in windows of blocks whose
+ * descriptors are open together: writeback of every block is started before the
+ * first fdatasync waits, and a directory that received several names is synced
+ * once.  A block whose write or fdatasync failed with
  * EIO is written anew, once, from the bytes still held, to a fresh inode.
  */
 #include "transfer.h"
+
+/* A durable window holds this many descriptors open at once. */
+#define WINDOW 64
+/* Looking for a standing block first costs as much as writing this many bytes in vain. */
+#define LOOK_BYTES ((uint64_t)64 << 10)
 
 static int failed(kvio_op *op, int site, int r)
 {
@@ -55,31 +61,57 @@ static int put_bytes_twice(kvio_call *call, kvio_op *op)
 	return r == -EIO ? put_bytes(call, op) : r;
 }
 
-/* Nothing to do when the key is taken and its block may stay. */
-static int settle_existing(kvio_call *call, kvio_op *op)
+/* The look for a standing block: 0, -EEXIST where the caller must not find one. */
+static int look(kvio_call *call, kvio_op *op)
 {
-	int r;
+	int r = kvio_standing_kept(call, op);
 
+	call->expect_standing = op->existed;
+	return !r && op->existed && call->if_exists == KVIO_ERROR ? -EEXIST : r;
+}
+
+/* A small block is written on the guess that its key is as free as the last one
+ * was: publishing finds out. */
+static int looks_first(const kvio_call *call, const kvio_op *op)
+{
+	return call->if_exists != KVIO_REPLACE &&
+	       (call->expect_standing || call->flags & KVIO_DURABLE || op->nbytes > LOOK_BYTES);
+}
+
+static int begin(kvio_call *call, kvio_op *op)
+{
 	op->fd = -1;
 	op->temp[0] = 0;
 	op->existed = 0;
 	op->mode_taken = op->mode;
-	if (kvio_cancelled(call))
-		return -ECANCELED;
-	if (call->if_exists == KVIO_REPLACE)
-		return 0;
-	r = kvio_standing_kept(call, op);
-	if (r < 0)
+	if (op->dirfd < 0)
+		return failed(op, KVIO_SITE_OPEN_DIR, op->dirfd);
+	return kvio_cancelled(call) ? -ECANCELED : 0;
+}
+
+/* Bytes, unless the key is taken and its block may stay. */
+static int settle(kvio_call *call, kvio_op *op)
+{
+	int looked = looks_first(call, op), r = looked ? look(call, op) : 0, site;
+
+	if (r < 0 || op->existed)
 		return r;
-	return op->existed && call->if_exists == KVIO_ERROR ? -EEXIST : 0;
+	r = put_bytes_twice(call, op);
+	if (r >= 0 || looked || call->if_exists == KVIO_REPLACE)
+		return r;
+	site = op->site;	/* a full disk is no reason to refuse a block that is there */
+	if (look(call, op) == -EEXIST)
+		return -EEXIST;
+	op->site = site;
+	return op->existed ? 0 : r;
 }
 
 static void prepare(kvio_call *call, kvio_op *op)
 {
-	int r = settle_existing(call, op);
+	int r = begin(call, op);
 
-	if (!r && !op->existed)
-		r = put_bytes_twice(call, op);
+	if (!r)
+		r = settle(call, op);
 	if (r < 0)
 		give_up(call, op, r);
 	else if (call->flags & KVIO_DURABLE && live(op))
@@ -112,6 +144,7 @@ static void publish_one(kvio_call *call, kvio_op *op)
 		if (!r)
 			r = kvio_temp_publish(call, op);
 	}
+	call->expect_standing = op->existed || r == -EEXIST;
 	if (r < 0)
 		give_up(call, op, r);
 }
@@ -180,10 +213,11 @@ static void finish(kvio_call *call, kvio_op *ops, size_t nops)
 
 int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops)
 {
-	size_t window = call->flags & KVIO_DURABLE ? nops : 1;
+	size_t most = call->flags & KVIO_DURABLE ? WINDOW : 1, window;
 	int good = 0;
 
 	for (size_t at = 0; at < nops; at += window) {
+		window = kvio_min(most, nops - at);
 		for (size_t i = at; i < at + window; i++)
 			prepare(call, &ops[i]);
 		finish(call, ops + at, window);
@@ -196,8 +230,10 @@ int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops)
 /* 0 to go on with ranges; 1 when the standing block was kept and nothing is to do. */
 int kvio_write_begin(kvio_call *call, kvio_op *op)
 {
-	int r = settle_existing(call, op);
+	int r = begin(call, op);
 
+	if (!r && call->if_exists != KVIO_REPLACE)
+		r = look(call, op);
 	if (!r && op->existed && call->flags & KVIO_DURABLE)
 		r = kvio_sync_dir(call, op);
 	if (!r && op->existed)

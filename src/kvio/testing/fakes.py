@@ -19,14 +19,13 @@ from kvio.errors import KvioError, UnsupportedError
 from kvio.store import Store
 from kvio.types import (
     BlockResult,
+    Blocks,
     BlockStat,
     Cancellation,
     Capabilities,
     IfExists,
     Parts,
-    ReadItem,
     Receipt,
-    WriteItem,
     status_of,
 )
 from kvio.url import StoreURL, parse_url
@@ -79,14 +78,14 @@ class ForwardingBackend(Backend):
         self.inner.close()
 
     def write_blocks(
-        self, items: Sequence[WriteItem], *, if_exists: IfExists, cancel: Cancellation | None = None
+        self, blocks: Blocks, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> list[BlockResult] | None:
-        return self.inner.write_blocks(items, if_exists=if_exists, cancel=cancel)
+        return self.inner.write_blocks(blocks, if_exists=if_exists, cancel=cancel)
 
     def read_blocks_into(
-        self, items: Sequence[ReadItem], *, cancel: Cancellation | None = None
+        self, blocks: Blocks, *, cancel: Cancellation | None = None
     ) -> list[BlockResult] | None:
-        return self.inner.read_blocks_into(items, cancel=cancel)
+        return self.inner.read_blocks_into(blocks, cancel=cancel)
 
     def count_leading(self, keys: Sequence[str]) -> int:
         return self.inner.count_leading(keys)
@@ -118,13 +117,11 @@ class BatchlessBackend(ForwardingBackend):
         return dataclasses.replace(self.inner.capabilities, native_batch=False)
 
     def write_blocks(
-        self, items: Sequence[WriteItem], *, if_exists: IfExists, cancel: Cancellation | None = None
+        self, blocks: Blocks, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> None:
         return None
 
-    def read_blocks_into(
-        self, items: Sequence[ReadItem], *, cancel: Cancellation | None = None
-    ) -> None:
+    def read_blocks_into(self, blocks: Blocks, *, cancel: Cancellation | None = None) -> None:
         return None
 
     def count_leading(self, keys: Sequence[str]) -> int:

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
-from kvio._native import lib, make_template
+from kvio._native import Places, lib, make_template
 from kvio.abc import Backend, RunAll
 from kvio.backends.posix import large, outcome
 from kvio.backends.posix.engine import Engine
-from kvio.backends.posix.group import chooser
-from kvio.backends.posix.layout import Directories, key_of, make_fan_out, placer, walk_files
+from kvio.backends.posix.layout import Directories, key_of, make_fan_out, walk_files
 from kvio.backends.posix.medium import Medium, examine
+from kvio.backends.posix.modes import chooser
 from kvio.backends.posix.options import PosixOptions, options_from_url
 from kvio.backends.posix.quick import Quick
 from kvio.backends.posix.root import (
@@ -30,6 +30,7 @@ from kvio.policies import Always, Policy, load_calibration
 from kvio.policies import Hybrid as HybridPolicy
 from kvio.types import (
     BlockResult,
+    Blocks,
     BlockStat,
     BlockStatus,
     Cancellation,
@@ -37,9 +38,7 @@ from kvio.types import (
     IfExists,
     IOMode,
     Parts,
-    ReadItem,
     Receipt,
-    WriteItem,
 )
 from kvio.url import StoreURL
 
@@ -88,8 +87,11 @@ class PosixBackend(Backend):
             raise storage_error(exc.errno or errno.EIO, f"probe root {options.root!r}") from exc
         self._refuse_what_cannot_be(medium)
         durable = options.durability == "durable"
-        directories = Directories(self._rootfd, durable=durable)
-        if durable and options.layout == "block":
+        places = None
+        if options.layout == "block":
+            places = Places(f"{options.namespace}\0".encode())
+        directories = Directories(self._rootfd, places, durable=durable)
+        if durable and places is not None:
             make_fan_out(directories)
         policy = self.choose_policy(medium)
         return Engine(
@@ -99,7 +101,7 @@ class PosixBackend(Backend):
             for_write=chooser(policy.for_write),
             for_read=chooser(policy.for_read),
             directories=directories,
-            place=placer(options.layout, options.namespace),
+            places=places,
             bounce=BouncePool(options.segment_bytes, limit=_KEPT_BOUNCE_BUFFERS),
             publish=self._first_publish_form(medium),
             template=make_template(
@@ -158,7 +160,7 @@ class PosixBackend(Backend):
             if receipt is not None:
                 return receipt
         if large.helps_write(self._engine, parts, nbytes):
-            return large.write(self._engine, WriteItem(key, parts, nbytes), if_exists, cancel)
+            return large.write(self._engine, key, parts, nbytes, if_exists, cancel)
         return self._engine.write_one(key, parts, nbytes, if_exists, cancel)
 
     def read_block_into(
@@ -181,18 +183,18 @@ class PosixBackend(Backend):
             if got is not None:
                 return got
         if large.helps_read(self._engine, parts, room):
-            return large.read(self._engine, ReadItem(key, parts, room), cancel)
+            return large.read(self._engine, key, parts, room, cancel)
         return self._engine.read_one(key, parts, room, cancel)
 
     def write_blocks(
-        self, items: Sequence[WriteItem], *, if_exists: IfExists, cancel: Cancellation | None = None
+        self, blocks: Blocks, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> list[BlockResult]:
-        return self._engine.write(items, if_exists, cancel)
+        return self._engine.write(blocks, if_exists, cancel)
 
     def read_blocks_into(
-        self, items: Sequence[ReadItem], *, cancel: Cancellation | None = None
+        self, blocks: Blocks, *, cancel: Cancellation | None = None
     ) -> list[BlockResult]:
-        return self._engine.read(items, cancel)
+        return self._engine.read(blocks, cancel)
 
     def stat_block(self, key: str) -> BlockStat:
         answer = self._engine.run_one(lib.kvio_stat_batch, key)
@@ -243,9 +245,8 @@ class PosixBackend(Backend):
 
     @property
     def modes_taken(self) -> dict[str, int]:
-        with self._engine.lock:
-            counts = zip(outcome.MODES, self._engine.modes_taken, strict=True)
-            return {str(mode): count for mode, count in counts if count}
+        counts = zip(outcome.MODES, self._engine.tally.moved, strict=True)
+        return {str(mode): count for mode, count in counts if count}
 
     def use_threads(self, run_all: RunAll) -> None:
         self._engine.run_all = run_all

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvio import _native
-from kvio._native import Answer, lib
+from kvio._native import Places, lib
+from kvio._native.ops import Answer, Ops, Tally
 from kvio.abc import RunAll
 from kvio.backends.posix import outcome
-from kvio.backends.posix.group import LOOK, Chooser, Group
-from kvio.backends.posix.layout import Directories, Placer
+from kvio.backends.posix.layout import LEAVES, Directories, split_key
 from kvio.backends.posix.medium import Medium
+from kvio.backends.posix.modes import BOUNCING, LOOK, Chooser, choose_all
 from kvio.backends.posix.options import PosixOptions
 from kvio.buffers import BouncePool
-from kvio.errors import BlockNotFoundError, storage_error
-from kvio.types import (
-    BlockResult,
-    BlockStatus,
-    Cancellation,
-    IfExists,
-    Level,
-    Parts,
-    ReadItem,
-    Receipt,
-    WriteItem,
-)
+from kvio.types import BlockResult, Blocks, Cancellation, IfExists, Level, Parts, Receipt
 
 IF_EXISTS: Final = {"keep": lib.KVIO_KEEP, "replace": lib.KVIO_REPLACE, "error": lib.KVIO_ERROR}
 VERIFY: Final = {
@@ -56,14 +45,12 @@ class Engine:
     for_write: Chooser
     for_read: Chooser
     directories: Directories
-    place: Placer
+    places: Places | None
     bounce: BouncePool
     publish: int
     template: _native.Template
     run_all: RunAll = run_in_turn
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    in_flight: int = 0
-    modes_taken: list[int] = field(default_factory=lambda: [0, 0, 0])
+    tally: Tally = field(default_factory=Tally)
     level: Level = field(init=False)
     flags: int = field(init=False)
     write_flags: int = field(init=False)
@@ -77,60 +64,72 @@ class Engine:
             self.flags |= lib.KVIO_DURABLE
         self.write_flags = self.flags | (lib.KVIO_CHECKSUM if self.checksum else 0)
 
-    # Whole groups
+    # Batches
 
     def write(
-        self,
-        items: Sequence[WriteItem],
-        if_exists: IfExists,
-        cancel: Cancellation | None,
+        self, blocks: Blocks, if_exists: IfExists, cancel: Cancellation | None
     ) -> list[BlockResult]:
-        """Write a group; results in order."""
-        group = self.group(items, self.for_write)
-        self.run(
+        """Write a batch; results in order."""
+        modes, reasons = choose_all(self.for_write, blocks.sizes, self.tally.in_flight + 1)
+        ops = self.run(
             lib.kvio_write_batch,
-            group,
+            blocks,
+            modes,
             self.write_flags,
             create=True,
-            if_exists=IF_EXISTS[if_exists],
+            if_exists=if_exists,
             cancel=cancel,
         )
-        return self._in_order(group, self._written)
+        return outcome.written(
+            blocks, reasons, ops, self.level, checksum=self.checksum, backend=self.name
+        )
 
-    def read(self, items: Sequence[ReadItem], cancel: Cancellation | None) -> list[BlockResult]:
-        """Read a group of whole blocks; results in order."""
-        group = self.group(items, self.for_read)
-        self.run(lib.kvio_read_batch, group, self.flags, verify=self.options.verify, cancel=cancel)
-        return self._in_order(group, self._was_read)
+    def read(self, blocks: Blocks, cancel: Cancellation | None) -> list[BlockResult]:
+        """Read a batch of whole blocks; results in order."""
+        modes, _ = choose_all(self.for_read, blocks.sizes, self.tally.in_flight + 1)
+        verify = self.options.verify
+        ops = self.run(lib.kvio_read_batch, blocks, modes, self.flags, verify=verify, cancel=cancel)
+        return outcome.was_read(blocks, ops, self.name)
 
     def count_present(self, keys: Sequence[str]) -> int:
         """Count how many keys from the front have an intact trailer."""
         n = len(keys)
-        group = Group(keys, list(map(self.place, keys)), [()] * n, [0] * n, [LOOK] * n)
-        flags = self.flags | lib.KVIO_STOP_AT_MISSING
-        self.run(lib.kvio_stat_batch, group, flags, verify=self.options.verify)
-        for count, (index, answer) in enumerate(zip(group.ready, group.answers, strict=True)):
-            if index != count or answer.status:
-                return count
-        return len(group.ready)
+        ops = self.run(
+            lib.kvio_stat_batch,
+            Blocks(keys, [()] * n, [0] * n),
+            [LOOK],
+            self.flags | lib.KVIO_STOP_AT_MISSING,
+            verify=self.options.verify,
+            moves=False,
+        )
+        statuses = (answer.status for answer in ops.answers())
+        return next((count for count, status in enumerate(statuses) if status), n)
 
-    # One block: what a group of one does, without the lists
+    # One block
 
     def write_one(
-        self, key: str, parts: Parts, nbytes: int, if_exists: IfExists, cancel: Cancellation | None
+        self,
+        key: str,
+        parts: Parts,
+        nbytes: int,
+        if_exists: IfExists,
+        cancel: Cancellation | None,
+        *,
+        function: Any = lib.kvio_write_batch,
     ) -> Receipt:
         """Write one block, or raise why not."""
-        choice = self.for_write(nbytes, self.in_flight + 1)
-        group = Group([key], [self.place(key)], [parts], [nbytes], [choice])
-        self.run(
-            lib.kvio_write_batch,
-            group,
+        mode, reason = self.for_write(nbytes, self.tally.in_flight + 1)
+        ops = self.run(
+            function,
+            Blocks((key,), (parts,), (nbytes,)),
+            (mode,),
             self.write_flags,
             create=True,
-            if_exists=IF_EXISTS[if_exists],
+            if_exists=if_exists,
             cancel=cancel,
         )
-        return self.receipt(group)
+        answer = self._only(ops, key, nbytes)
+        return outcome.receipt_of(answer, key, nbytes, self.level, reason, checksum=self.checksum)
 
     def read_one(
         self,
@@ -141,12 +140,21 @@ class Engine:
         *,
         offset: int = 0,
         op_flags: int = 0,
+        function: Any = lib.kvio_read_batch,
     ) -> int:
         """Read one block or range and return the count, or raise why not."""
-        choice = self.for_read(nbytes, self.in_flight + 1)
-        group = Group([key], [self.place(key)], [parts], [nbytes], [choice], offset, op_flags)
-        self.run(lib.kvio_read_batch, group, self.flags, verify=self.options.verify, cancel=cancel)
-        return self.count_read(group)
+        mode, _ = self.for_read(nbytes, self.tally.in_flight + 1)
+        ops = self.run(
+            function,
+            Blocks((key,), (parts,), (nbytes,)),
+            (mode,),
+            self.flags,
+            offset=offset,
+            op_flags=op_flags,
+            verify=self.options.verify,
+            cancel=cancel,
+        )
+        return self._only(ops, key, nbytes, offset).done
 
     def run_one(
         self, function: Any, key: str, *, op_flags: int = 0, verify: str | None = None
@@ -156,71 +164,83 @@ class Engine:
         A scrub goes past the page cache where the policy ever does, so that checking a store
         does not push everybody's data out.
         """
-        choice = self.for_read(_ANY_SIZE, 1) if op_flags & lib.KVIO_OP_SCRUB else LOOK
-        group = Group([key], [self.place(key)], [()], [0], [choice], 0, op_flags)
-        self.run(function, group, self.flags, verify=verify or self.options.verify)
-        return self._answer_of_one(group)
-
-    def receipt(self, group: Group) -> Receipt:
-        """Give the receipt of a group's only write, or raise why there is none."""
-        answer = self._answer_of_one(group)
-        self._count(group.answers)
-        return outcome.receipt_of(
-            answer,
-            group.keys[0],
-            group.sizes[0],
-            self.level,
-            group.choices[0][1],
-            checksum=self.checksum,
+        mode = self.for_read(_ANY_SIZE, 1)[0] if op_flags & lib.KVIO_OP_SCRUB else LOOK
+        ops = self.run(
+            function,
+            Blocks((key,), ((),), (0,)),
+            (mode,),
+            self.flags,
+            op_flags=op_flags,
+            verify=verify or self.options.verify,
+            moves=False,
         )
+        return self._only(ops, key, 0)
 
-    def count_read(self, group: Group) -> int:
-        """Give the byte count of a group's only read, or raise why there is none."""
-        answer = self._answer_of_one(group)
-        self._count(group.answers)
-        return answer.done
+    def _only(self, ops: Ops, key: str, nbytes: int, offset: int = 0) -> Answer:
+        (answer,) = ops.answers()
+        if answer.status:
+            raise outcome.error_of(answer, key, nbytes, offset, self.name)
+        return answer
 
     # Pieces
-
-    def group(self, items: Sequence[WriteItem] | Sequence[ReadItem], choose: Chooser) -> Group:
-        """Place every item and decide its mode."""
-        concurrency = self.in_flight + 1
-        keys, parts, sizes = zip(*items, strict=True)
-        choices = [choose(nbytes, concurrency) for nbytes in sizes]
-        return Group(keys, list(map(self.place, keys)), parts, sizes, choices)
 
     def run(
         self,
         function: Any,
-        group: Group,
+        blocks: Blocks,
+        modes: Sequence[int],
         flags: int,
         *,
+        offset: int = 0,
+        op_flags: int = 0,
         create: bool = False,
-        if_exists: int = 0,
+        if_exists: IfExists = "keep",
         verify: str = "full",
         cancel: Cancellation | None = None,
-    ) -> None:
-        """Open directories, run one C call over the group, and repeat what was stale."""
+        moves: bool = True,
+    ) -> Ops:
+        """Open directories, run one C call over the blocks, and repeat what was stale.
+
+        *moves*: what went well counts as moved in the mode it took.
+        """
         leased: list[int] = []
-        bounce = self.bounce.take() if group.needs_bounce() else None
-        with self.lock:
-            self.in_flight += 1
+        ended: Ops | None = None
+        bounces = op_flags & lib.KVIO_OP_SCRUB or not BOUNCING.isdisjoint(modes)
+        bounce = self.bounce.take() if bounces else None
+        self.tally.enter()
         try:
-            fds = self._open_directories(group, create, leased)
-            call = self.make_call(flags, if_exists, verify, cancel, bounce)
-            good, answers = group.run(function, call, group.ready, fds)
-            group.answers = answers
-            if good != len(answers):
-                self._repeat_stale(function, call, group, create, leased)
+            call = self.make_call(flags, IF_EXISTS[if_exists], verify, cancel, bounce)
+            names: Sequence[str] = blocks.keys
+            dirfds: list[int] | None = None
+            if self.places is None:
+                directories, names = zip(*map(split_key, blocks.keys), strict=True)
+                dirfds = [self._directory(path, create, leased) for path in directories]
+            with Ops(
+                names,
+                blocks.parts,
+                blocks.sizes,
+                modes,
+                places=self.places,
+                dirfds=dirfds,
+                offset=offset,
+                flags=op_flags,
+            ) as ops:
+                if ops.homeless and self.places is not None:
+                    for index in ops.homeless_indices():
+                        fd = self._directory(LEAVES[ops.leaf(index)], create, leased)
+                        ops.set_directory(index, fd)
+                if ops.run(function, call) != ops.count:
+                    self._repeat_stale(function, call, blocks.keys, ops, create, leased)
             if call.publish > self.publish:
                 self.publish = call.publish
+            ended = ops
         finally:
-            with self.lock:
-                self.in_flight -= 1
+            self.tally.leave(ended if moves else None)
             if bounce is not None:
                 self.bounce.give(bounce)
             for fd in leased:
                 os.close(fd)
+        return ended
 
     def make_call(
         self,
@@ -242,118 +262,36 @@ class Engine:
             cancel.on_request(lambda: setattr(call, "cancel", 1))
         return call
 
-    def _written(self, group: Group, index: int, answer: Answer) -> BlockResult:
-        key, nbytes = group.keys[index], group.sizes[index]
-        if answer.status:
-            return self._failure(group, index, answer)
-        receipt = outcome.receipt_of(
-            answer, key, nbytes, self.level, group.choices[index][1], checksum=self.checksum
-        )
-        status = BlockStatus.KEPT if answer.existed else BlockStatus.OK
-        return BlockResult(key, status, nbytes, None, receipt)
-
-    def _was_read(self, group: Group, index: int, answer: Answer) -> BlockResult:
-        if answer.status:
-            return self._failure(group, index, answer)
-        done = answer.done
-        status = BlockStatus.OK if done == group.sizes[index] else BlockStatus.SHORT
-        return BlockResult(group.keys[index], status, done)
-
-    def _failure(self, group: Group, index: int, answer: Answer) -> BlockResult:
-        key = group.keys[index]
-        error = outcome.error_of(answer, key, group.sizes[index], group.offset, self.name)
-        return outcome.failure(key, error)
-
-    def _in_order(
-        self, group: Group, result_of: Callable[[Group, int, Answer], BlockResult]
-    ) -> list[BlockResult]:
-        ran = [
-            result_of(group, index, answer)
-            for index, answer in zip(group.ready, group.answers, strict=True)
-        ]
-        self._count(group.answers)
-        if not group.failures:
-            return ran
-        by_index = group.failures | dict(zip(group.ready, ran, strict=True))
-        return [by_index[index] for index in range(len(group.keys))]
-
-    def _answer_of_one(self, group: Group) -> Answer:
-        if group.failures:
-            raise outcome.raisable(group.failures[0])
-        answer = group.answers[0]
-        if answer.status:
-            raise outcome.error_of(answer, group.keys[0], group.sizes[0], group.offset, self.name)
-        return answer
-
-    def _count(self, answers: Iterable[Answer]) -> None:
-        with self.lock:
-            for answer in answers:
-                if not answer.status and not answer.existed:
-                    self.modes_taken[answer.mode_taken] += 1
-
-    def _open_directories(
+    def _directory(
         self,
-        group: Group,
+        path: str,
         create: bool,  # noqa: FBT001  # always by position, a few lines away
         leased: list[int],
-    ) -> list[int]:
-        kept = self.directories.kept
+    ) -> int:
+        """Give an open directory, or -errno."""
         try:
-            fds = [kept[place[0]] for place in group.places]
-        except KeyError:
-            return self._open_some(group, create, leased)
-        group.ready = range(len(fds))
-        return fds
-
-    def _open_some(
-        self,
-        group: Group,
-        create: bool,  # noqa: FBT001
-        leased: list[int],
-    ) -> list[int]:
-        ready, fds = [], []
-        for index, place in enumerate(group.places):
-            try:
-                fds.append(self.directories.get(place[0], create=create, leased=leased))
-            except OSError as exc:
-                group.failures = group.failures or {}
-                group.failures[index] = self._no_directory(group.keys[index], exc, create)
-            else:
-                ready.append(index)
-        group.ready = ready
-        return fds
-
-    def _no_directory(
-        self,
-        key: str,
-        exc: OSError,
-        create: bool,  # noqa: FBT001
-    ) -> BlockResult:
-        if isinstance(exc, FileNotFoundError | NotADirectoryError) and not create:
-            return outcome.failure(key, BlockNotFoundError(f"no block {key!r}", key=key))
-        text = f"{self.name}: open the directory failed"
-        number = exc.errno or errno.EIO
-        return outcome.failure(key, storage_error(number, text, key=key, backend=self.name))
+            return self.directories.get(path, create=create, leased=leased)
+        except OSError as exc:
+            return -(exc.errno or errno.EIO)
 
     def _repeat_stale(
         self,
         function: Any,
         call: Any,
-        group: Group,
+        keys: Sequence[str],
+        ops: Ops,
         create: bool,  # noqa: FBT001
         leased: list[int],
     ) -> None:
         """Run once more what hit a directory that was removed under us."""
-        answers = group.answers
-        for position, index in enumerate(group.ready):
-            if answers[position].status != _STALE:
+        for index, answer in enumerate(ops.answers()):
+            if answer.status != _STALE:
                 continue
-            directory = group.places[index][0]
+            path = LEAVES[ops.leaf(index)] if self.places else split_key(keys[index])[0]
             try:
-                self.directories.refresh(directory, create=create)
-                fd = self.directories.get(directory, create=create, leased=leased)
+                self.directories.refresh(path, create=create)
             except OSError as exc:
-                site = lib.KVIO_SITE_OPEN_DIR if create else lib.KVIO_SITE_OPEN_READ
-                answers[position] = _native.failed_answer(exc.errno or errno.EIO, site)
+                fd = -(exc.errno or errno.EIO)
             else:
-                _, (answers[position],) = group.run(function, call, [index], [fd])
+                fd = self._directory(path, create, leased)
+            ops.run_again(function, call, index, fd)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from kvio import _native
 from kvio._native import lib
 from kvio.backends.posix.engine import IF_EXISTS, Engine
-from kvio.types import Cancellation, IfExists, KiB, Parts, ReadItem, Receipt, WriteItem
+from kvio.types import Cancellation, IfExists, KiB, Parts, Receipt
 
 _MIN_SEGMENTS = 2
 #: A bounce buffer holds a segment, what ends a block, and an unaligned start.
@@ -49,27 +49,22 @@ def helps_read(engine: Engine, parts: Parts, nbytes: int) -> bool:
 
 
 def write(
-    engine: Engine, item: WriteItem, if_exists: IfExists, cancel: Cancellation | None
+    engine: Engine,
+    key: str,
+    parts: Parts,
+    nbytes: int,
+    if_exists: IfExists,
+    cancel: Cancellation | None,
 ) -> Receipt:
     """Write one block in segments, or raise why not."""
-    group = engine.group([item], engine.for_write)
-    engine.run(
-        partial(_write_segments, engine, if_exists, cancel),
-        group,
-        engine.write_flags,
-        create=True,
-        if_exists=IF_EXISTS[if_exists],
-        cancel=cancel,
-    )
-    return engine.receipt(group)
+    segments = partial(_write_segments, engine, if_exists, cancel)
+    return engine.write_one(key, parts, nbytes, if_exists, cancel, function=segments)
 
 
-def read(engine: Engine, item: ReadItem, cancel: Cancellation | None) -> int:
+def read(engine: Engine, key: str, parts: Parts, nbytes: int, cancel: Cancellation | None) -> int:
     """Read one whole block in segments, or raise why not."""
-    group = engine.group([item], engine.for_read)
     segments = partial(_read_segments, engine, cancel)
-    engine.run(segments, group, engine.flags, verify=engine.options.verify, cancel=cancel)
-    return engine.count_read(group)
+    return engine.read_one(key, parts, nbytes, cancel, function=segments)
 
 
 def _write_segments(

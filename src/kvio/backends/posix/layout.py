@@ -8,41 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias
+from collections.abc import Iterator
+from typing import Final
 
 from kvio import _native
-from kvio.format import hash_key
 from kvio.types import Layout, is_key
 
-_NO_HASH: Final = bytes(16)
-_LEAVES: Final = tuple(f"{byte >> 4:x}/{byte & 15:x}" for byte in range(256))
+LEAVES: Final = tuple(f"{byte >> 4:x}/{byte & 15:x}" for byte in range(256))
+_LEAF_NUMBERS: Final = {leaf: number for number, leaf in enumerate(LEAVES)}
 _MAX_OPEN: Final = 288
 
 
-#: A key's directory below the root, its file name there, and the hash for its trailer.
-Place: TypeAlias = tuple[str, bytes, bytes]
-Placer: TypeAlias = Callable[[str], Place]
-
-
-def placer(layout: Layout, namespace: str) -> Placer:
-    """Make the function that finds where a valid key lives; no two keys share a place."""
-    if layout == "plain":
-        return _place_plain
-
-    prefix = f"{namespace}\0".encode()
-
-    def place(key: str) -> Place:
-        text = key.encode()
-        digest = hash_key(prefix + text)
-        return _LEAVES[digest[0]], text.replace(b"/", b"~"), digest
-
-    return place
-
-
-def _place_plain(key: str) -> Place:
+def split_key(key: str) -> tuple[str, str]:
+    """Give the directory and the file name of a key in ``layout=plain``."""
     directory, _, name = key.rpartition("/")
-    return directory, name.encode(), _NO_HASH
+    return directory, name
 
 
 class Directories:
@@ -52,8 +32,9 @@ class Directories:
     is put under the same number (dup2), so that no other thread's call is disturbed.
     """
 
-    def __init__(self, rootfd: int, *, durable: bool) -> None:
+    def __init__(self, rootfd: int, places: _native.Places | None, *, durable: bool) -> None:
         self.rootfd = rootfd
+        self._places = places
         self._durable = durable
         self.kept: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -72,10 +53,16 @@ class Directories:
         fd = self._open_anew(directory, create=create)
         with self._lock:
             if directory not in self.kept and len(self.kept) < _MAX_OPEN:
-                self.kept[directory] = fd
+                self.keep(directory, fd)
             else:
                 leased.append(fd)
         return fd
+
+    def keep(self, directory: str, fd: int) -> None:
+        """Keep a descriptor open under its path until `close`."""
+        self.kept[directory] = fd
+        if self._places is not None:
+            self._places.set(_LEAF_NUMBERS[directory], fd)
 
     def refresh(self, directory: str, *, create: bool) -> None:
         """Look a directory up again by its path, because the one that was open is removed.
@@ -94,7 +81,9 @@ class Directories:
     def close(self) -> None:
         """Close every descriptor; no call may be under way."""
         with self._lock:
-            for fd in self.kept.values():
+            for directory, fd in self.kept.items():
+                if self._places is not None:
+                    self._places.set(_LEAF_NUMBERS[directory], -1)
                 os.close(fd)
             self.kept.clear()
 
@@ -107,9 +96,9 @@ class Directories:
 def make_fan_out(directories: Directories) -> None:
     """Make and sync all directories of ``layout=block``, so that no write has to sync a parent."""
     rootfd = directories.rootfd
-    for leaf in _LEAVES:
-        directories.kept[leaf] = _native.open_dir(rootfd, leaf, create=True, durable=False)
-    for parent in _LEAVES[::16]:
+    for leaf in LEAVES:
+        directories.keep(leaf, _native.open_dir(rootfd, leaf, create=True, durable=False))
+    for parent in LEAVES[::16]:
         fd = _native.open_dir(rootfd, parent[0], create=False, durable=False)
         try:
             os.fsync(fd)
@@ -124,7 +113,7 @@ def walk_files(rootfd: int, layout: Layout) -> Iterator[tuple[str, str]]:
         yield from _walk(rootfd, "")
         return
     yield from (("", name) for name, is_dir in _scan(rootfd, "") if not is_dir and name[0] == ".")
-    for leaf in _LEAVES:
+    for leaf in LEAVES:
         for name, is_dir in _scan(rootfd, leaf):
             if not is_dir:
                 yield leaf, name

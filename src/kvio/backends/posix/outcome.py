@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
-from typing import Final
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, Final
 
-from kvio._native import CORRUPTIONS, SITES, Answer, lib
+from kvio._native import CORRUPTIONS, SITES, lib
+from kvio._native.ops import Answer, Ops
 from kvio.errors import (
     BlockExistsError,
     BlockNotFoundError,
@@ -15,10 +19,9 @@ from kvio.errors import (
     StorageTimeoutError,
     storage_error,
 )
-from kvio.types import BlockResult, IOMode, Level, Receipt, status_of
+from kvio.types import BlockResult, Blocks, BlockStatus, IOMode, Level, Receipt, status_of
 
 MODES: Final = (IOMode.BUFFERED, IOMode.DONTCACHE, IOMode.DIRECT)
-MODE_NUMBERS: Final = {mode: number for number, mode in enumerate(MODES)}
 
 _MISSING: Final = (-errno.ENOENT, -errno.ENOTDIR)
 _LOOKUPS: Final = (lib.KVIO_SITE_OPEN_READ, lib.KVIO_SITE_UNLINK)
@@ -27,6 +30,7 @@ _TOO_SMALL: Final[int] = lib.KVIO_TOO_SMALL
 _BEYOND_END: Final[int] = lib.KVIO_BEYOND_END
 _STOOD_THERE: Final = "an intact block of this length stood there"
 _HAS_CHECKSUM: Final[int] = lib.KVIO_OP_HAS_CHECKSUM
+_NONE: Final = repeat(None)
 
 
 def error_of(answer: Answer, key: str, nbytes: int, offset: int, backend: str) -> KvioError:
@@ -56,12 +60,6 @@ def failure(key: str, error: KvioError) -> BlockResult:
     return BlockResult(key, status_of(error), 0, error)
 
 
-def raisable(result: BlockResult) -> KvioError:
-    """Give the error of a block that failed."""
-    assert result.error is not None
-    return result.error
-
-
 def receipt_of(
     answer: Answer, key: str, nbytes: int, level: Level, reason: str, *, checksum: bool
 ) -> Receipt:
@@ -71,3 +69,61 @@ def receipt_of(
         return Receipt(key, nbytes, crc, level, IOMode.BUFFERED, _STOOD_THERE, True)
     mode = MODES[answer.mode_taken]
     return Receipt(key, nbytes, answer.crc if checksum else None, level, mode, reason, False)
+
+
+def written(
+    blocks: Blocks,
+    reasons: Sequence[str],
+    ops: Ops,
+    level: Level,
+    *,
+    checksum: bool,
+    backend: str,
+) -> list[BlockResult]:
+    """Make the results of a batch of writes."""
+    summary = ops.sum_up()
+    if summary.good != ops.count or summary.existed or summary.mode_taken < 0:
+        make = partial(_written, level=level, checksum=checksum, backend=backend)
+        return list(map(make, blocks.keys, blocks.sizes, reasons, ops.answers()))
+    crcs: Iterable[int | None] = ops.checksums() if checksum else repeat(None)
+    same = (repeat(level), repeat(MODES[summary.mode_taken]), reasons, repeat(False))
+    receipts = _rows(Receipt, blocks.keys, blocks.sizes, crcs, *same)
+    return _rows(BlockResult, blocks.keys, repeat(BlockStatus.OK), blocks.sizes, _NONE, receipts)
+
+
+def was_read(blocks: Blocks, ops: Ops, backend: str) -> list[BlockResult]:
+    """Make the results of a batch of reads."""
+    summary = ops.sum_up()
+    if summary.good != ops.count or summary.moved_less:
+        make = partial(_was_read, backend=backend)
+        return list(map(make, blocks.keys, blocks.sizes, ops.answers()))
+    return _rows(BlockResult, blocks.keys, repeat(BlockStatus.OK), blocks.sizes, _NONE, _NONE)
+
+
+def _rows(kind: type[Any], *columns: Iterable[object]) -> list[Any]:
+    """Make named tuples of columns, at half the price of calling their class."""
+    return list(map(tuple.__new__, repeat(kind), zip(*columns, strict=False)))
+
+
+def _written(
+    key: str,
+    nbytes: int,
+    reason: str,
+    answer: Answer,
+    *,
+    level: Level,
+    checksum: bool,
+    backend: str,
+) -> BlockResult:
+    if answer.status:
+        return failure(key, error_of(answer, key, nbytes, 0, backend))
+    receipt = receipt_of(answer, key, nbytes, level, reason, checksum=checksum)
+    status = BlockStatus.KEPT if answer.existed else BlockStatus.OK
+    return BlockResult(key, status, nbytes, None, receipt)
+
+
+def _was_read(key: str, nbytes: int, answer: Answer, *, backend: str) -> BlockResult:
+    if answer.status:
+        return failure(key, error_of(answer, key, nbytes, 0, backend))
+    status = BlockStatus.OK if answer.done == nbytes else BlockStatus.SHORT
+    return BlockResult(key, status, answer.done)

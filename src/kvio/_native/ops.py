@@ -1,0 +1,196 @@
+"""Arrays of operations: made from columns, run by one C call, answered in columns.
+
+No view of the callers' memory outlives a call: cffi's ``from_buffer`` objects must never meet the
+garbage collector, which clears a memoryview that is still exported (seen as a crash in cffi 2.1
+under CPython 3.11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from kvio._native import NULL, Places, ffi, from_buffer, lib, new, release
+from kvio._native.faults import current_fault
+
+_OP: Final[Any] = ffi.typeof("kvio_op *")
+_OPS: Final[Any] = ffi.typeof("kvio_op[]")
+_PARTS: Final[Any] = ffi.typeof("kvio_part[]")
+
+
+class Answer(NamedTuple):
+    """How one operation ended; see ``kvio_op``."""
+
+    status: int
+    site: int
+    crc: int
+    flags: int
+    existed: int
+    mode_taken: int
+    done: int
+    block_nbytes: int
+    file_nbytes: int
+    mtime_ns: int
+
+
+class Ops:
+    """Operations on blocks; the callers' memory is borrowed inside the with block alone.
+
+    *names* are keys where *places* hashes them, else file names in the directories *dirfds*, of
+    which a negative one is the -errno of opening it. *modes* has one for each, or one for all.
+    *homeless* counts operations without a
+    directory.
+    """
+
+    __slots__ = ("_keep", "_views", "count", "flags", "homeless", "ops")
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        parts: Sequence[Sequence[memoryview]],
+        sizes: Sequence[int],
+        modes: Sequence[int],
+        *,
+        places: Places | None,
+        dirfds: Sequence[int] | None = None,
+        offset: int = 0,
+        flags: int = 0,
+    ) -> None:
+        self.count = len(names)
+        self.flags = flags
+        self.ops = new(_OPS, self.count)
+        counts = list(map(len, parts))
+        flat = list(chain.from_iterable(parts))
+        lengths = sizes
+        many: tuple[Any, Any] = (NULL, NULL)
+        if counts.count(1) != self.count:
+            lengths, many = list(map(len, flat)), (counts, sizes)
+        c_parts = new(_PARTS, len(flat) or 1)
+        text = bytearray("\0".join(names), "ascii")
+        text.append(0)
+        c_text = from_buffer(text)
+        self._keep = (c_parts, c_text)
+        self._views = list(map(from_buffer, flat))
+        self.homeless: int = lib.kvio_fill_ops(
+            self.ops, self.count, NULL if places is None else places.cdata, dirfds or NULL, c_text,
+            modes, len(modes), *many, c_parts, len(flat), self._views, lengths, offset, flags,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._views.clear()
+
+    def run(self, function: Any, call: Any) -> int:
+        """Run *function* over all operations; how many went well."""
+        return int(function(call, self.ops, self.count))
+
+    def run_again(self, function: Any, call: Any, index: int, dirfd: int) -> int:
+        """Run one operation anew, in another directory."""
+        op = self.ops[index]
+        op.dirfd, op.flags, op.site, op.status = dirfd, self.flags, 0, 0
+        return int(function(call, self.ops + index, 1))
+
+    def homeless_indices(self) -> list[int]:
+        """Say which operations are without a directory."""
+        return [index for index in range(self.count) if self.ops[index].dirfd < 0]
+
+    def set_directory(self, index: int, dirfd: int) -> None:
+        """Give an operation its directory, or the -errno of opening it."""
+        self.ops[index].dirfd = dirfd
+
+    def leaf(self, index: int) -> int:
+        """Give the number of the directory that a key's hash named."""
+        return int(self.ops[index].key_hash[0])
+
+    def sum_up(self) -> Any:
+        """Give the ``kvio_summary`` of all operations."""
+        summary = new("kvio_summary *")
+        lib.kvio_sum_up(self.ops, self.count, summary)
+        return summary
+
+    def checksums(self) -> list[int]:
+        """Give the checksum of every block."""
+        crcs = new("uint32_t[]", self.count)
+        lib.kvio_get_crcs(self.ops, self.count, crcs)
+        return list(ffi.unpack(crcs, self.count))
+
+    def answers(self) -> list[Answer]:
+        """Copy how every operation ended."""
+        rows = new("int64_t[]", self.count * lib.KVIO_ANSWERS)
+        lib.kvio_get_answers(self.ops, self.count, rows)
+        numbers = iter(ffi.unpack(rows, self.count * lib.KVIO_ANSWERS))
+        return list(map(Answer._make, zip(*[numbers] * lib.KVIO_ANSWERS, strict=True)))
+
+
+class Tally:
+    """Calls under way and blocks moved, counted in C without a lock."""
+
+    __slots__ = ("cdata",)
+
+    def __init__(self) -> None:
+        self.cdata = new("kvio_tally *")
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls are under way."""
+        return int(self.cdata.in_flight)
+
+    @property
+    def moved(self) -> list[int]:
+        """How many blocks were written or read, by mode."""
+        return list(self.cdata.moved)
+
+    def enter(self) -> None:
+        """Count a call as under way."""
+        lib.kvio_enter(self.cdata)
+
+    def leave(self, ops: Ops | None) -> None:
+        """Count a call as ended, and what it moved."""
+        if ops is None:
+            lib.kvio_leave(self.cdata, NULL, 0)
+        else:
+            lib.kvio_leave(self.cdata, ops.ops, ops.count)
+
+
+def read_answer(op: Any) -> Answer:
+    """Copy how an operation ended."""
+    return Answer(
+        op.status, op.site, op.crc, op.flags, op.existed, op.mode_taken, op.done, op.block_nbytes,
+        op.file_nbytes, op.mtime_ns,
+    )  # fmt: skip
+
+
+def run_one(
+    function: Any,
+    call: Any,
+    tally: Tally,
+    bounce: memoryview | None,
+    places: Places | None,
+    dirfd: int,
+    mode: int,
+    name: bytes,
+    part: memoryview,
+) -> Any:
+    """Run ``kvio_write_one`` or ``kvio_read_one``; the operation as it ended."""
+    op = new(_OP)
+    view = from_buffer(part)
+    room = from_buffer(bounce) if bounce is not None else NULL
+    try:
+        function(
+            call, tally.cdata, current_fault(), room, 0 if bounce is None else len(bounce),
+            NULL if places is None else places.cdata, dirfd, mode, name, view, len(part), op,
+        )  # fmt: skip
+    finally:
+        release(view)
+        if bounce is not None:
+            release(room)
+    return op
