@@ -21,6 +21,7 @@ from kvio.types import (
     Cancellation,
     IfExists,
     KiB,
+    MiB,
     Parts,
     check_keys,
     status_of,
@@ -32,6 +33,8 @@ _Work: TypeAlias = Callable[[Blocks, Cancellation | None], list[BlockResult]]
 _MAX_TIMED_GROUP: Final = 64
 #: Handing a group to a thread costs about as much as writing this much to the page cache.
 _MIN_GROUP_BYTES: Final = 256 * KiB
+#: From here on a larger group saves nothing, and the last one is waited for longer.
+_GOOD_GROUP_BYTES: Final = 16 * MiB
 #: What a block costs besides its bytes, in bytes.
 _BLOCK_BYTES: Final = 4 * KiB
 
@@ -100,7 +103,7 @@ def split(blocks: Blocks, threads: int, most: int | None = None) -> list[Blocks]
     """
     count = len(blocks.keys)
     ends = list(accumulate(map(_BLOCK_BYTES.__add__, blocks.sizes)))
-    share = max(_MIN_GROUP_BYTES, -(-ends[-1] // (2 * threads)))
+    share = max(_MIN_GROUP_BYTES, min(-(-ends[-1] // threads), _GOOD_GROUP_BYTES))
     groups, start, done = [], 0, 0
     while start < count:
         stop = max(start + 1, bisect_right(ends, done + share, start))
