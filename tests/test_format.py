@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 import kvio
+from kvio import _native
 from kvio.format import (
     MAX_PADDING_BYTES,
     TRAILER_BYTES,
@@ -283,3 +285,14 @@ def test_hashes_tell_namespaces_and_keys_apart(
     assume(not any(ord(c) == 0 or 0xD800 <= ord(c) < 0xE000 for c in "".join(one + other)))
 
     assert (key_hash(*one) == key_hash(*other)) == (one == other)
+
+
+@given(head=st.binary(max_size=300), tail=st.binary(max_size=300))
+@example(head=b"", tail=b"")
+@example(head=bytes(128), tail=b"")
+@example(head=bytes(127), tail=bytes(129))
+def test_the_hash_of_the_c_core_is_blake2b(head: bytes, tail: bytes) -> None:
+    """At every length, block boundaries included."""
+    digest = _native.new("uint8_t[]", 16)
+    _native.lib.kvio_blake2b_128(head, len(head), tail, len(tail), digest)
+    assert bytes(digest) == hashlib.blake2b(head + tail, digest_size=16).digest()

@@ -22,6 +22,7 @@ Data: TypeAlias = Any
 
 PAGE_BYTES: Final = 4096
 
+_PIECES: Final = (list, tuple)
 #: What is always one flat piece of bytes.
 _FLAT_WRITABLE: Final = frozenset((bytearray,))
 _FLAT: Final = frozenset((bytes, bytearray))
@@ -34,7 +35,7 @@ def as_parts(data: Data, *, writable: bool = False) -> list[memoryview]:
         TypeError: an item is neither a buffer nor a CPU tensor.
         BlockSizeError: an item is not C-contiguous, or read-only where bytes would be written.
     """
-    if isinstance(data, list | tuple):
+    if isinstance(data, _PIECES):
         return [_flat(item, writable) for item in data]
     return [_flat(data, writable)]
 

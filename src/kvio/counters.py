@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from operator import attrgetter
-from types import TracebackType
 
 from kvio.errors import KvioError
 from kvio.types import BlockResult, BlockStatus, Receipt, StoreStats, status_of
@@ -31,8 +30,6 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self.failed_writes = _CountFailures(self, "writes")
-        self.failed_reads = _CountFailures(self, "reads")
 
     def wrote(self, receipt: Receipt) -> None:
         """Count one write that succeeded."""
@@ -116,23 +113,3 @@ class Counters:
             self._counts["kept"] += 1
         else:
             self._counts["bytes_written"] += receipt.nbytes
-
-
-class _CountFailures:
-    """A with block that counts the error it is left by."""
-
-    def __init__(self, counters: Counters, verb: str) -> None:
-        self._counters = counters
-        self._verb = verb
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, KvioError):
-            self._counters.failed(error, self._verb)

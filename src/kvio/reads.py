@@ -14,20 +14,21 @@ from kvio.types import Cancellation, check_key
 _RETRIES = 8
 
 
-def target(key: str, out: Data, offset: int, nbytes: int | None) -> tuple[list[memoryview], int]:
-    """Check what is asked for, before any I/O; flat views of *out* and the room in them.
+def target(key: str, out: Data, offset: int, nbytes: int | None) -> list[memoryview]:
+    """Check what is asked for, before any I/O; flat views of *out*.
 
     Raises:
         InvalidKeyError: the key breaks the rules.
         BlockSizeError: *out* cannot be read into, or is too small for the range.
     """
     check_key(key)
-    check_range(offset, nbytes)
     parts = buffers.as_parts(out, writable=True)
-    room = buffers.total_bytes(parts)
-    if nbytes is not None and nbytes > room:
-        raise BlockSizeError(f"nbytes={nbytes}, but the buffer has {room} bytes", key=key)
-    return parts, room
+    if offset or nbytes is not None:
+        check_range(offset, nbytes)
+        room = buffers.total_bytes(parts)
+        if nbytes is not None and nbytes > room:
+            raise BlockSizeError(f"nbytes={nbytes}, but the buffer has {room} bytes", key=key)
+    return parts
 
 
 def check_range(offset: int, nbytes: int | None) -> None:
@@ -40,7 +41,6 @@ def into(
     backend: Backend,
     key: str,
     parts: list[memoryview],
-    room: int,
     offset: int,
     nbytes: int | None,
     *,
@@ -51,7 +51,7 @@ def into(
     *private*: the work fills memory of its own and delivering copies, so that work nobody waits
     for any more never touches the caller's memory.
     """
-    targets = [buffers.aligned(room)] if private else parts
+    targets = [buffers.aligned(buffers.total_bytes(parts))] if private else parts
 
     def work(cancel: Cancellation | None) -> int:
         return backend.read_block_into(key, targets, offset=offset, nbytes=nbytes, cancel=cancel)

@@ -14,7 +14,6 @@ from kvio.calls import Calls, Settings
 from kvio.counters import Counters
 from kvio.errors import (
     BlockNotFoundError,
-    ConfigError,
     CorruptBlockError,
     KvioError,
     StorageTimeoutError,
@@ -28,6 +27,7 @@ from kvio.types import (
     IfExists,
     Receipt,
     StoreStats,
+    check_if_exists,
     check_key,
 )
 from kvio.url import StoreURL
@@ -78,11 +78,11 @@ class Store:
             StorageError: the medium failed or the deadline passed.
         """
         check_key(key)
-        _check_if_exists(if_exists)
+        check_if_exists(if_exists)
         parts = buffers.as_parts(data)
         write = self._backend.write_block
         limit = self._calls.limit(timeout)
-        with self._counters.failed_writes:
+        try:
             if limit is None:  # the short way: nothing is built for a queue
                 with self._calls:
                     receipt = write(key, parts, if_exists=if_exists)
@@ -94,6 +94,9 @@ class Store:
                     timeout=limit,
                     describe="the write",
                 )
+        except KvioError as exc:
+            self._counters.failed(exc, "writes")
+            raise
         self._counters.wrote(receipt)
         return receipt
 
@@ -120,19 +123,21 @@ class Store:
                 beyond the end.
             StorageError: the medium failed or the deadline passed.
         """
-        parts, room = reads.target(key, out, offset, nbytes)
+        parts = reads.target(key, out, offset, nbytes)
         limit = self._calls.limit(timeout)
-        with self._counters.failed_reads:
+        try:
             if limit is None:
                 with self._calls:
                     got = self._backend.read_block_into(key, parts, offset=offset, nbytes=nbytes)
             else:
-                work, deliver = reads.into(
-                    self._backend, key, parts, room, offset, nbytes, private=True
-                )
+                room = buffers.total_bytes(parts)
+                work, deliver = reads.into(self._backend, key, parts, offset, nbytes, private=True)
                 got = self._calls.run(
                     work, nbytes=room, timeout=limit, describe="the read", deliver=deliver
                 )
+        except KvioError as exc:
+            self._counters.failed(exc, "reads")
+            raise
         self._counters.read(got)
         return got
 
@@ -147,13 +152,16 @@ class Store:
         """
         check_key(key)
         reads.check_range(offset, nbytes)
-        with self._counters.failed_reads:
+        try:
             view = self._calls.run(
                 lambda cancel: reads.read_fresh(self._backend, key, offset, nbytes, cancel),
                 nbytes=nbytes or 0,
                 timeout=timeout,
                 describe="the read",
             )
+        except KvioError as exc:
+            self._counters.failed(exc, "reads")
+            raise
         self._counters.read(len(view))
         return view
 
@@ -171,7 +179,7 @@ class Store:
         Raises:
             InvalidKeyError, BlockSizeError, TypeError: before any I/O.
         """
-        _check_if_exists(if_exists)
+        check_if_exists(if_exists)
         results = batches.write(self._calls, self._backend, items, if_exists, timeout)
         self._counters.wrote_batch(results)
         return results
@@ -198,7 +206,7 @@ class Store:
         Blocks while the queue holds more than ``max_queued_bytes``.
         """
         check_key(key)
-        _check_if_exists(if_exists)
+        check_if_exists(if_exists)
         parts = buffers.as_parts(data)
         future = self._calls.submit(
             lambda cancel: self._backend.write_block(
@@ -222,14 +230,14 @@ class Store:
         timeout: float | None = None,
     ) -> Future[int]:
         """Queue a `read_block_into`; queued reads go before queued writes."""
-        parts, room = reads.target(key, out, offset, nbytes)
+        parts = reads.target(key, out, offset, nbytes)
         limit = self._calls.limit(timeout)
         work, deliver = reads.into(
-            self._backend, key, parts, room, offset, nbytes, private=limit is not None
+            self._backend, key, parts, offset, nbytes, private=limit is not None
         )
         future = self._calls.submit(
             work,
-            nbytes=room,
+            nbytes=buffers.total_bytes(parts),
             read=True,
             timeout=timeout,
             describe="the read",
@@ -388,8 +396,3 @@ class Store:
             self._backend.after_fork()
         except KvioError:
             self._calls.closed = True  # the medium is gone; descriptors must not be used again
-
-
-def _check_if_exists(if_exists: str) -> None:
-    if if_exists not in ("keep", "replace", "error"):
-        raise ConfigError(f"if_exists must be 'keep', 'replace' or 'error', not {if_exists!r}")

@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from kvio.errors import (
     BlockExistsError,
     BlockNotFoundError,
+    ConfigError,
     CorruptBlockError,
     InvalidKeyError,
     KvioError,
@@ -29,6 +30,7 @@ Verify: TypeAlias = Literal["full", "length", "off"]
 #: Flat views of bytes, in order: what a backend gathers from or scatters to.
 Parts: TypeAlias = Sequence[memoryview]
 
+_IF_EXISTS: Final = ("keep", "replace", "error")
 MAX_KEY_CHARACTERS: Final = 200
 _SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._=@+-]*"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*").fullmatch
@@ -66,6 +68,12 @@ def check_keys(keys: Sequence[str]) -> None:
         return
     for key in keys:
         check_key(key)
+
+
+def check_if_exists(if_exists: str) -> None:
+    """Refuse what is no `IfExists` with `ConfigError`."""
+    if if_exists not in _IF_EXISTS:
+        raise ConfigError(f"if_exists must be 'keep', 'replace' or 'error', not {if_exists!r}")
 
 
 def is_key(text: str) -> bool:

@@ -9,6 +9,7 @@ import cffi
 HERE = Path("src/kvio/_native")
 SOURCES = (
     "blake2b.c",
+    "cache.c",
     "columns.c",
     "crc32c.c",
     "directory.c",

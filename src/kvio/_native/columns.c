@@ -87,7 +87,7 @@ void kvio_leave(kvio_tally *tally, const kvio_op *ops, size_t nops)
 {
 	__atomic_fetch_sub(&tally->in_flight, 1, __ATOMIC_RELAXED);
 	for (size_t i = 0; i < nops; i++)
-		if (!ops[i].status && !ops[i].existed)
+		if (!ops[i].status && !ops[i].existed && ops[i].mode_taken <= KVIO_MODE_DIRECT)
 			__atomic_fetch_add(&tally->moved[ops[i].mode_taken], 1, __ATOMIC_RELAXED);
 }
 

@@ -58,6 +58,9 @@ int kvio_close_block(kvio_call *call, kvio_op *op, int r);
 int kvio_load_trailer(kvio_call *call, kvio_op *op, struct kvio_trailer *out);
 int kvio_scrub(kvio_call *call, kvio_op *op, const struct kvio_trailer *trailer);
 
+/* cache.c */
+void kvio_choose_mode(kvio_call *call, kvio_op *op);
+
 /* standing.c */
 int kvio_standing_kept(kvio_call *call, kvio_op *op);
 

@@ -1,13 +1,10 @@
 /*
- * Reading blocks.  A whole block is one open, one fstat (none for a small block) and
- * one read that brings payload and trailer together; what is delivered was checked first
- * against the trailer, the file's length, the key and the checksum.
+ * Reading blocks.  A whole block is one open and one read that brings payload and
+ * trailer together, with an fstat between them where a guess would be dear; what is
+ * delivered was checked first against the trailer, the file's length, the key and
+ * the checksum.
  */
 #include "transfer.h"
-
-#define HOT_PERCENT 50
-/* Up to this size one fstat less is worth a second pass for the checksum. */
-#define SMALL_BYTES ((uint64_t)256 << 10)
 
 static int failed(kvio_op *op, int site, int r)
 {
@@ -85,44 +82,6 @@ int kvio_close_block(kvio_call *call, kvio_op *op, int r)
 		sys_close(call->fault, op->fd);
 	op->fd = -1;
 	return r;
-}
-
-int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident,
-		      uint64_t *dirty)
-{
-	struct kvio_cachestat_range range = { offset, nbytes };
-	struct kvio_cachestat stat;
-	int r = sys_cachestat(NULL, fd, &range, &stat);
-
-	if (!r) {
-		*resident = stat.nr_cache;
-		*dirty = stat.nr_dirty + stat.nr_writeback;
-	}
-	return r;
-}
-
-/* Data that is hot in the page cache is several times faster to copy from
- * there; an unknown cache state (before Linux 6.5) counts as cold. */
-static void choose_mode(kvio_call *call, kvio_op *op)
-{
-	uint64_t wanted = op->flags & KVIO_OP_SCRUB ? op->file_nbytes : op->nbytes;
-	struct kvio_cachestat_range range = { op->offset, wanted };
-	struct kvio_cachestat stat;
-	uint64_t pages = kvio_round_up(kvio_min(wanted, op->file_nbytes), 4096) / 4096;
-
-	op->mode_taken = op->mode;
-	op->hot_percent = KVIO_UNKNOWN;
-	if (op->mode != KVIO_MODE_DIRECT_IF_COLD)
-		return;
-	op->mode_taken = KVIO_MODE_DIRECT;
-	if (pages && !sys_cachestat(call->fault, op->fd, &range, &stat)) {
-		op->hot_percent = (uint32_t)(kvio_min(stat.nr_cache, pages) * 100 / pages);
-		if (op->hot_percent >= HOT_PERCENT)
-			op->mode_taken = KVIO_MODE_BUFFERED;
-	}
-	if (op->mode_taken == KVIO_MODE_DIRECT &&
-	    sys_fcntl_setfl(call->fault, op->fd, O_RDONLY | O_NONBLOCK | O_DIRECT) < 0)
-		op->mode_taken = KVIO_MODE_BUFFERED;
 }
 
 static int parse(kvio_call *call, kvio_op *op, const uint8_t *trailer, struct kvio_trailer *out)
@@ -238,27 +197,53 @@ static int read_range(kvio_call *call, kvio_op *op)
 	return load(call, op, op->done, NULL, 0, 0, &crc);
 }
 
-static int is_small(const kvio_call *call, const kvio_op *op)
+static int fits_one_call(const kvio_call *call, const kvio_op *op)
 {
-	return call->flags & KVIO_TRAILER && op->nbytes <= SMALL_BYTES &&
+	size_t most = call->verify == KVIO_VERIFY_FULL ? KVIO_CHECKSUM_CHUNK : call->chunk_bytes;
+
+	return call->flags & KVIO_TRAILER && op->nbytes <= most &&
 	       op->nparts < KVIO_MAX_IOV && !(op->flags & (KVIO_OP_RANGE | KVIO_OP_SCRUB)) &&
 	       (op->mode == KVIO_MODE_BUFFERED || op->mode == KVIO_MODE_DONTCACHE);
 }
 
-/* A small block by one system call, on the guess that it is one, without padding
- * and exactly as large as the caller's memory: 0 done, 1 look closer. */
-static int read_small(kvio_call *call, kvio_op *op)
+/* The trailer that ends file_nbytes bytes, which lie in the caller's memory and tail. */
+static void find_trailer(const kvio_op *op, const uint8_t *tail, uint8_t out[KVIO_TRAILER_BYTES])
 {
-	uint8_t tail[KVIO_TRAILER_BYTES + 1];	/* a byte more shows that the file ended */
+	uint64_t at = op->file_nbytes - KVIO_TRAILER_BYTES, before = 0;
+
+	if (at < op->nbytes) {
+		struct kvio_cursor cursor = kvio_cursor_at(op, at);
+
+		before = kvio_min(op->nbytes - at, KVIO_TRAILER_BYTES);
+		kvio_cursor_gather(&cursor, out, (size_t)before, 0, 0);
+	} else {
+		tail += at - op->nbytes;
+	}
+	memcpy(out + before, tail, KVIO_TRAILER_BYTES - (size_t)before);
+}
+
+static uint32_t crc_of(const kvio_op *op, uint64_t nbytes)
+{
 	struct kvio_cursor cursor = kvio_cursor_at(op, 0);
+	struct iovec iov[KVIO_MAX_IOV];
+	int niov = 0;
+
+	kvio_cursor_take(&cursor, nbytes, iov, &niov);
+	return kvio_crc_iov(0, iov, niov);
+}
+
+/* A block by one system call that asks for more than is there, on the guess that
+ * the caller's memory is large enough: 0 done, 1 look closer. */
+static int read_in_one_call(kvio_call *call, kvio_op *op)
+{
+	struct kvio_cursor cursor = kvio_cursor_at(op, 0);
+	uint8_t tail[KVIO_TAIL_BYTES], found[KVIO_TRAILER_BYTES];
 	struct kvio_trailer trailer;
 	struct iovec iov[KVIO_MAX_IOV];
-	uint32_t crc = 0;
-	int niov = 0, payload;
+	int niov = 0, looked;
 	int64_t r;
 
 	kvio_cursor_take(&cursor, op->nbytes, iov, &niov);
-	payload = niov;
 	iov[niov++] = (struct iovec){ tail, sizeof(tail) };
 	op->mode_taken = op->mode;
 	op->hot_percent = KVIO_UNKNOWN;
@@ -269,24 +254,30 @@ static int read_small(kvio_call *call, kvio_op *op)
 	if (r < 0)
 		return failed(op, KVIO_SITE_READ, (int)r);
 	op->file_nbytes = op->nbytes + KVIO_TRAILER_BYTES;
-	if ((uint64_t)r != op->file_nbytes || parse(call, op, tail, &trailer) < 0 ||
-	    trailer.nbytes != op->nbytes)
+	if ((uint64_t)r != op->file_nbytes) {	/* not what most files are: is this all? */
+		looked = examine(call, op);
+		if (looked < 0)
+			return looked;
+		if ((uint64_t)r != op->file_nbytes)
+			return 1;
+	}
+	find_trailer(op, tail, found);
+	if (parse(call, op, found, &trailer) < 0 || trailer.nbytes > op->nbytes)
 		return 1;
-	if (call->verify == KVIO_VERIFY_FULL)
-		crc = kvio_crc_iov(0, iov, payload);
-	return check_payload(call, op, &trailer, crc);
+	return check_payload(call, op, &trailer,
+			     call->verify == KVIO_VERIFY_FULL ? crc_of(op, trailer.nbytes) : 0);
 }
 
 static int read_open(kvio_call *call, kvio_op *op)
 {
-	int r = is_small(call, op) ? read_small(call, op) : 1;
+	int r = fits_one_call(call, op) ? read_in_one_call(call, op) : 1;
 
 	if (r <= 0)
 		return r;
 	r = examine(call, op);
 	if (r < 0)
 		return r;
-	choose_mode(call, op);
+	kvio_choose_mode(call, op);
 	return call->flags & KVIO_TRAILER && !(op->flags & KVIO_OP_RANGE) ? read_whole(call, op)
 									 : read_range(call, op);
 }
@@ -357,7 +348,7 @@ int kvio_read_begin(kvio_call *call, kvio_op *op)
 	op->fd = -1;
 	r = kvio_open_block(call, op);
 	if (!r) {
-		choose_mode(call, op);
+		kvio_choose_mode(call, op);
 		trailer.nbytes = op->block_nbytes = op->file_nbytes;
 		if (call->flags & KVIO_TRAILER)
 			r = kvio_load_trailer(call, op, &trailer);

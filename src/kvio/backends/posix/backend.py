@@ -100,6 +100,7 @@ class PosixBackend(Backend):
             medium=medium,
             for_write=chooser(policy.for_write),
             for_read=chooser(policy.for_read),
+            fixed=chooser(policy.for_write)(0, 1) if isinstance(policy, Always) else None,
             directories=directories,
             places=places,
             bounce=BouncePool(options.segment_bytes, limit=_KEPT_BOUNCE_BUFFERS),
@@ -154,11 +155,11 @@ class PosixBackend(Backend):
     def write_block(
         self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> Receipt:
-        nbytes = total_bytes(parts)
-        if cancel is None and len(parts) == 1 and nbytes < self.options.segment_bytes:
+        if cancel is None and len(parts) == 1:
             receipt = self._quick.write(key, parts[0], if_exists)
             if receipt is not None:
                 return receipt
+        nbytes = total_bytes(parts)
         if large.helps_write(self._engine, parts, nbytes):
             return large.write(self._engine, key, parts, nbytes, if_exists, cancel)
         return self._engine.write_one(key, parts, nbytes, if_exists, cancel)
@@ -172,16 +173,17 @@ class PosixBackend(Backend):
         nbytes: int | None = None,
         cancel: Cancellation | None = None,
     ) -> int:
-        room = total_bytes(parts)
         if offset or nbytes is not None:
+            room = total_bytes(parts)
             wanted = room if nbytes is None else min(nbytes, room)
             return self._engine.read_one(
                 key, parts, wanted, cancel, offset=offset, op_flags=lib.KVIO_OP_RANGE
             )
-        if cancel is None and len(parts) == 1 and room < self.options.segment_bytes:
+        if cancel is None and len(parts) == 1:
             got = self._quick.read(key, parts[0])
             if got is not None:
                 return got
+        room = total_bytes(parts)
         if large.helps_read(self._engine, parts, room):
             return large.read(self._engine, key, parts, room, cancel)
         return self._engine.read_one(key, parts, room, cancel)

@@ -15,7 +15,7 @@ from kvio.abc import RunAll
 from kvio.backends.posix import outcome
 from kvio.backends.posix.layout import LEAVES, Directories, split_key
 from kvio.backends.posix.medium import Medium
-from kvio.backends.posix.modes import BOUNCING, LOOK, Chooser, choose_all
+from kvio.backends.posix.modes import BOUNCING, LOOK, Choice, Chooser, choose_all
 from kvio.backends.posix.options import PosixOptions
 from kvio.buffers import BouncePool
 from kvio.types import BlockResult, Blocks, Cancellation, IfExists, Level, Parts, Receipt
@@ -37,13 +37,17 @@ def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
 
 @dataclass(slots=True)
 class Engine:
-    """What a store's calls share: the open medium, its policy and its buffers."""
+    """What a store's calls share: the open medium, its policy and its buffers.
+
+    *fixed*: what the policy always chooses, if it does.
+    """
 
     name: str
     options: PosixOptions
     medium: Medium
     for_write: Chooser
     for_read: Chooser
+    fixed: Choice | None
     directories: Directories
     places: Places | None
     bounce: BouncePool

@@ -1,0 +1,42 @@
+/* What of a file is in the page cache, and what that means for reading it. */
+#include "transfer.h"
+
+#define HOT_PERCENT 50
+
+int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident,
+		      uint64_t *dirty)
+{
+	struct kvio_cachestat_range range = { offset, nbytes };
+	struct kvio_cachestat stat;
+	int r = sys_cachestat(NULL, fd, &range, &stat);
+
+	if (!r) {
+		*resident = stat.nr_cache;
+		*dirty = stat.nr_dirty + stat.nr_writeback;
+	}
+	return r;
+}
+
+/* Data that is hot in the page cache is several times faster to copy from
+ * there; an unknown cache state (before Linux 6.5) counts as cold. */
+void kvio_choose_mode(kvio_call *call, kvio_op *op)
+{
+	uint64_t wanted = op->flags & KVIO_OP_SCRUB ? op->file_nbytes : op->nbytes;
+	struct kvio_cachestat_range range = { op->offset, wanted };
+	struct kvio_cachestat stat;
+	uint64_t pages = kvio_round_up(kvio_min(wanted, op->file_nbytes), 4096) / 4096;
+
+	op->mode_taken = op->mode;
+	op->hot_percent = KVIO_UNKNOWN;
+	if (op->mode != KVIO_MODE_DIRECT_IF_COLD)
+		return;
+	op->mode_taken = KVIO_MODE_DIRECT;
+	if (pages && !sys_cachestat(call->fault, op->fd, &range, &stat)) {
+		op->hot_percent = (uint32_t)(kvio_min(stat.nr_cache, pages) * 100 / pages);
+		if (op->hot_percent >= HOT_PERCENT)
+			op->mode_taken = KVIO_MODE_BUFFERED;
+	}
+	if (op->mode_taken == KVIO_MODE_DIRECT &&
+	    sys_fcntl_setfl(call->fault, op->fd, O_RDONLY | O_NONBLOCK | O_DIRECT) < 0)
+		op->mode_taken = KVIO_MODE_BUFFERED;
+}
