@@ -66,7 +66,7 @@ static int look(kvio_call *call, kvio_op *op)
 {
 	int r = kvio_standing_kept(call, op);
 
-	call->expect_standing = op->existed;
+	call->expect_standing = (int32_t)op->existed;
 	return !r && op->existed && call->if_exists == KVIO_ERROR ? -EEXIST : r;
 }
 
