@@ -17,25 +17,44 @@ int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *reside
 	return r;
 }
 
+/* How much of the first wanted bytes from op->offset is in the page cache; unknown
+ * before Linux 6.5. */
+static uint32_t hot_percent(kvio_call *call, const kvio_op *op, uint64_t wanted)
+{
+	struct kvio_cachestat_range range = { op->offset, wanted };
+	uint64_t pages = kvio_round_up(wanted, 4096) / 4096;
+	struct kvio_cachestat stat;
+
+	if (!pages || sys_cachestat(call->fault, op->fd, &range, &stat))
+		return KVIO_UNKNOWN;
+	return (uint32_t)(kvio_min(stat.nr_cache, pages) * 100 / pages);
+}
+
+static int is_hot(const kvio_op *op)
+{
+	return op->hot_percent != KVIO_UNKNOWN && op->hot_percent >= HOT_PERCENT;
+}
+
+/* Is a block as large as the caller's memory surely hot?  Asked before its length
+ * is known; a smaller one may seem colder than it is. */
+int kvio_surely_hot(kvio_call *call, kvio_op *op)
+{
+	op->hot_percent = hot_percent(call, op, op->nbytes);
+	return is_hot(op);
+}
+
 /* Data that is hot in the page cache is several times faster to copy from
- * there; an unknown cache state (before Linux 6.5) counts as cold. */
+ * there; an unknown cache state counts as cold. */
 void kvio_choose_mode(kvio_call *call, kvio_op *op)
 {
 	uint64_t wanted = op->flags & KVIO_OP_SCRUB ? op->file_nbytes : op->nbytes;
-	struct kvio_cachestat_range range = { op->offset, wanted };
-	struct kvio_cachestat stat;
-	uint64_t pages = kvio_round_up(kvio_min(wanted, op->file_nbytes), 4096) / 4096;
 
 	op->mode_taken = op->mode;
 	op->hot_percent = KVIO_UNKNOWN;
 	if (op->mode != KVIO_MODE_DIRECT_IF_COLD)
 		return;
-	op->mode_taken = KVIO_MODE_DIRECT;
-	if (pages && !sys_cachestat(call->fault, op->fd, &range, &stat)) {
-		op->hot_percent = (uint32_t)(kvio_min(stat.nr_cache, pages) * 100 / pages);
-		if (op->hot_percent >= HOT_PERCENT)
-			op->mode_taken = KVIO_MODE_BUFFERED;
-	}
+	op->hot_percent = hot_percent(call, op, kvio_min(wanted, op->file_nbytes));
+	op->mode_taken = is_hot(op) ? KVIO_MODE_BUFFERED : KVIO_MODE_DIRECT;
 	if (op->mode_taken == KVIO_MODE_DIRECT &&
 	    sys_fcntl_setfl(call->fault, op->fd, O_RDONLY | O_NONBLOCK | O_DIRECT) < 0)
 		op->mode_taken = KVIO_MODE_BUFFERED;

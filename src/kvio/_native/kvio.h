@@ -59,6 +59,7 @@ int kvio_load_trailer(kvio_call *call, kvio_op *op, struct kvio_trailer *out);
 int kvio_scrub(kvio_call *call, kvio_op *op, const struct kvio_trailer *trailer);
 
 /* cache.c */
+int kvio_surely_hot(kvio_call *call, kvio_op *op);
 void kvio_choose_mode(kvio_call *call, kvio_op *op);
 
 /* standing.c */

@@ -197,13 +197,16 @@ static int read_range(kvio_call *call, kvio_op *op)
 	return load(call, op, op->done, NULL, 0, 0, &crc);
 }
 
-static int fits_one_call(const kvio_call *call, const kvio_op *op)
+static int fits_one_call(kvio_call *call, kvio_op *op)
 {
 	size_t most = call->verify == KVIO_VERIFY_FULL ? KVIO_CHECKSUM_CHUNK : call->chunk_bytes;
 
-	return call->flags & KVIO_TRAILER && op->nbytes <= most &&
-	       op->nparts < KVIO_MAX_IOV && !(op->flags & (KVIO_OP_RANGE | KVIO_OP_SCRUB)) &&
-	       (op->mode == KVIO_MODE_BUFFERED || op->mode == KVIO_MODE_DONTCACHE);
+	if (!(call->flags & KVIO_TRAILER) || op->nbytes > most || op->nparts >= KVIO_MAX_IOV ||
+	    op->flags & (KVIO_OP_RANGE | KVIO_OP_SCRUB))
+		return 0;
+	if (op->mode == KVIO_MODE_DIRECT_IF_COLD)
+		return kvio_surely_hot(call, op);
+	return op->mode != KVIO_MODE_DIRECT;
 }
 
 /* The trailer that ends file_nbytes bytes, which lie in the caller's memory and tail. */
@@ -245,8 +248,7 @@ static int read_in_one_call(kvio_call *call, kvio_op *op)
 
 	kvio_cursor_take(&cursor, op->nbytes, iov, &niov);
 	iov[niov++] = (struct iovec){ tail, sizeof(tail) };
-	op->mode_taken = op->mode;
-	op->hot_percent = KVIO_UNKNOWN;
+	op->mode_taken = op->mode == KVIO_MODE_DONTCACHE ? op->mode : KVIO_MODE_BUFFERED;
 	r = sys_transfer(call->fault, KVIO_SITE_READ, op->fd, iov, niov, 0,
 			 op->mode == KVIO_MODE_DONTCACHE ? RWF_DONTCACHE : 0);
 	if (r == -EISDIR || r == -EAGAIN || r == -ESPIPE || r == -EINVAL)
