@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import sys
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -115,26 +114,25 @@ def aligned(nbytes: int, alignment: int = PAGE_BYTES) -> memoryview:
 
 
 class BouncePool:
-    """Aligned buffers on huge pages for direct I/O; at most *limit* are kept."""
+    """Aligned buffers on huge pages for direct I/O; about *limit* are kept."""
 
     def __init__(self, nbytes: int, *, limit: int) -> None:
         self.nbytes = nbytes
         self._limit = limit
-        self._free: list[memoryview] = []
-        self._lock = threading.Lock()
+        self._free: list[_native.Memory] = []
 
-    def take(self) -> memoryview:
+    def take(self) -> _native.Memory:
         """Give a buffer, a used one if there is one."""
-        with self._lock:
-            if self._free:
-                return self._free.pop()
         try:
-            return aligned(self.nbytes, 2 * MiB)
+            return self._free.pop()
+        except IndexError:
+            pass
+        try:
+            return _native.Memory(self.nbytes, 2 * MiB)
         except MemoryError as exc:
             raise storage_error(errno.ENOMEM, "allocate a bounce buffer") from exc
 
-    def give(self, buffer: memoryview) -> None:
+    def give(self, buffer: _native.Memory) -> None:
         """Take a buffer back, or free it when enough are kept."""
-        with self._lock:
-            if len(self._free) < self._limit:
-                self._free.append(buffer)
+        if len(self._free) < self._limit:
+            self._free.append(buffer)

@@ -14,6 +14,7 @@ from pathlib import Path
 import google_crc32c
 
 import kvio
+from kvio._native import Memory
 from kvio.backends.posix import PosixBackend
 from kvio.backends.posix.engine import Engine
 from kvio.buffers import BouncePool
@@ -151,13 +152,13 @@ class CountingPool(BouncePool):
         super().__init__(like.nbytes, limit=64)
         self.out = 0
 
-    def take(self) -> memoryview:
+    def take(self) -> Memory:
         """Give a buffer."""
         buffer = super().take()
         self.out += 1
         return buffer
 
-    def give(self, buffer: memoryview) -> None:
+    def give(self, buffer: Memory) -> None:
         """Take a buffer back."""
         self.out -= 1
         super().give(buffer)

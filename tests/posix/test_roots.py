@@ -235,7 +235,7 @@ def poison(store: kvio.Store) -> None:
     pool = faultlab.engine_of(store).bounce
     buffers = [pool.take() for _ in range(8)]
     for buffer in buffers:
-        buffer[:] = b"\xaa" * len(buffer)
+        buffer.view()[:] = b"\xaa" * buffer.nbytes
         pool.give(buffer)
 
 

@@ -86,10 +86,10 @@ def copy_call(template: Template) -> Any:
     return call
 
 
-def set_bounce(call: Any, bounce: memoryview) -> None:
+def set_bounce(call: Any, bounce: Memory) -> None:
     """Lend a call a bounce buffer, which must outlive it."""
-    call.bounce = ffi.cast("uint8_t *", from_buffer(bounce))
-    call.bounce_bytes = len(bounce)
+    call.bounce = bounce.cdata
+    call.bounce_bytes = bounce.nbytes
 
 
 def check(status: int, path: str = "") -> int:
@@ -142,16 +142,34 @@ def drop_cache(fd: int) -> None:
     check(lib.kvio_drop_cache(fd))
 
 
+class Memory:
+    """Aligned memory of our own, not zeroed, freed with this object; *cdata* is its address.
+
+    Raises:
+        MemoryError: there is none.
+    """
+
+    __slots__ = ("cdata", "nbytes")
+
+    def __init__(self, nbytes: int, alignment: int) -> None:
+        base = lib.kvio_alloc(nbytes, alignment)
+        if base == ffi.NULL:
+            raise MemoryError(f"cannot allocate {nbytes} bytes")
+        self.cdata = ffi.gc(ffi.cast("uint8_t *", base), lib.kvio_free, nbytes)
+        self.nbytes = nbytes
+
+    def view(self) -> memoryview:
+        """View the memory, which lives as long as the view."""
+        return memoryview(ffi.buffer(self.cdata, self.nbytes)).cast("B")
+
+
 def allocate(nbytes: int, alignment: int) -> memoryview:
     """Give writable memory, aligned and not zeroed, freed with its last view.
 
     Raises:
         MemoryError: there is none.
     """
-    base = lib.kvio_alloc(nbytes, alignment)
-    if base == ffi.NULL:
-        raise MemoryError(f"cannot allocate {nbytes} bytes")
-    return memoryview(ffi.buffer(ffi.gc(base, lib.kvio_free, nbytes), nbytes)).cast("B")
+    return Memory(nbytes, alignment).view()
 
 
 def view_address(address: int, nbytes: int, owner: object) -> memoryview:

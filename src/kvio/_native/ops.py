@@ -12,7 +12,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from kvio._native import NULL, Places, ffi, from_buffer, lib, new, release
+from kvio._native import NULL, Memory, Places, ffi, from_buffer, lib, new, release
 from kvio._native.faults import current_fault
 
 _OP: Final[Any] = ffi.typeof("kvio_op *")
@@ -173,7 +173,7 @@ def run_one(
     function: Any,
     call: Any,
     tally: Tally,
-    bounce: memoryview | None,
+    bounce: Memory | None,
     places: Places | None,
     dirfd: int,
     mode: int,
@@ -183,14 +183,12 @@ def run_one(
     """Run ``kvio_write_one`` or ``kvio_read_one``; the operation as it ended."""
     op = new(_OP)
     view = from_buffer(part)
-    room = from_buffer(bounce) if bounce is not None else NULL
+    room, room_bytes = (NULL, 0) if bounce is None else (bounce.cdata, bounce.nbytes)
     try:
         function(
-            call, tally.cdata, current_fault(), room, 0 if bounce is None else len(bounce),
+            call, tally.cdata, current_fault(), room, room_bytes,
             NULL if places is None else places.cdata, dirfd, mode, name, view, len(part), op,
         )  # fmt: skip
     finally:
         release(view)
-        if bounce is not None:
-            release(room)
     return op

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvio import _native
-from kvio._native import Places, lib
+from kvio._native import Memory, Places, lib
 from kvio._native.ops import Answer, Ops, Tally
 from kvio.abc import RunAll
 from kvio.backends.posix import outcome
@@ -252,7 +252,7 @@ class Engine:
         if_exists: int,
         verify: str,
         cancel: Cancellation | None,
-        bounce: memoryview | None,
+        bounce: Memory | None,
     ) -> Any:
         """Make the settings of a C call; *bounce* must outlive it."""
         call = _native.copy_call(self.template)
