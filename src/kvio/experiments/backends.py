@@ -6,12 +6,8 @@ Blocks have the KV-cache shapes of real models. Run it by ``python -m kvio.exper
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -22,8 +18,8 @@ from kvio.experiments.comparison import COLD, HOT, WRITE, Comparison, Plan
 from kvio.experiments.contenders import PLAIN, entries
 from kvio.experiments.machine import FileSystem, describe_file_system, describe_machine
 from kvio.experiments.measure import Summary, summarise
-from kvio.experiments.progress import Progress
-from kvio.experiments.record import Record, write_record
+from kvio.experiments.record import Record, present
+from kvio.experiments.run import Run, workplace
 from kvio.experiments.shapes import SHAPES, TOKENS_PER_BLOCK
 from kvio.experiments.table import Table
 from kvio.url import parse_size
@@ -86,24 +82,18 @@ def _run(arguments: argparse.Namespace) -> int:
     file_system = describe_file_system(root)
     if file_system.is_memory:
         sys.stderr.write(f"warning: {root} is on {file_system.kind}: this measures memory\n")
-    with _workplace(root) as base:
-        comparison = Comparison(_plan(arguments, base, file_system), Progress())
-        interrupted = _measure(comparison)
-    if not comparison.samples:
+    run = Run(arguments.budget, arguments.rounds)
+    with workplace(root) as base:
+        comparison = Comparison(_plan(arguments, base, file_system))
+        comparison.run(run)
+    if not run.samples:
         sys.stderr.write("nothing was measured\n")
-        return 130 if interrupted else 2
-    record = _make_record(arguments, comparison, file_system, interrupted=interrupted)
-    _report(record, arguments.results)
-    if any(sample.intact is False for sample in comparison.samples):
+        return run.status()
+    record = _make_record(arguments, comparison.plan, run, file_system)
+    present(record, _tables(record.summaries), arguments.results)
+    if any(sample.intact is False for sample in run.samples):
         sys.stderr.write("BYTES DIFFER: see the notes above\n")
-        return 1
-    return 130 if interrupted else 0
-
-
-@contextmanager
-def _workplace(root: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=".kvio-experiment-", dir=root) as base:
-        yield Path(base)
+    return run.status()
 
 
 def _plan(arguments: argparse.Namespace, base: Path, file_system: FileSystem) -> Plan:
@@ -122,8 +112,6 @@ def _plan(arguments: argparse.Namespace, base: Path, file_system: FileSystem) ->
         entries=entries(backends, arguments.checksum),
         tokens=arguments.tokens,
         max_bytes=arguments.max_bytes,
-        budget_s=arguments.budget,
-        max_rounds=arguments.rounds,
         threads=arguments.threads,
         durability=arguments.durability,
     )
@@ -133,48 +121,25 @@ def _plan(arguments: argparse.Namespace, base: Path, file_system: FileSystem) ->
     return plan
 
 
-def _measure(comparison: Comparison) -> bool:
-    """Run it; True if Ctrl-C ended it early."""
-    try:
-        comparison.run()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        comparison.progress.end()
-    return False
-
-
 def _make_record(
-    arguments: argparse.Namespace,
-    comparison: Comparison,
-    file_system: FileSystem,
-    *,
-    interrupted: bool,
+    arguments: argparse.Namespace, plan: Plan, run: Run, file_system: FileSystem
 ) -> Record:
-    plan = comparison.plan
     options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()}
     shapes = [asdict(shape) for shape in plan.shapes]
-    summaries = summarise(comparison.samples, PLAIN)
+    summaries = summarise(run.samples, PLAIN)
     return Record(
         experiment="backends",
         title=f"POSIX backends: KV blocks of {plan.tokens} tokens, {plan.durability}",
         machine=describe_machine(),
         file_system=file_system,
         options={**options, "shapes": shapes},
-        notes=_notes(comparison, summaries, file_system, interrupted=interrupted),
-        samples=comparison.samples,
+        notes=_notes(plan, summaries, file_system) + run.notes(),
+        samples=run.samples,
         summaries=summaries,
     )
 
 
-def _notes(
-    comparison: Comparison,
-    summaries: Sequence[Summary],
-    file_system: FileSystem,
-    *,
-    interrupted: bool,
-) -> list[str]:
-    plan = comparison.plan
+def _notes(plan: Plan, summaries: Sequence[Summary], file_system: FileSystem) -> list[str]:
     notes = [
         f"one block a call, {plan.threads} caller{'s' * (plan.threads > 1)}, source and target "
         "memory page-aligned; synchronised and compared byte for byte outside what is timed",
@@ -191,24 +156,7 @@ def _notes(
             notes.append("NOT COMPARABLE: the page cache could not be emptied; 'cold' is not cold")
     if file_system.is_memory:
         notes.append(f"NOT COMPARABLE: {file_system.kind} is memory; nothing reached a disk")
-    notes += [f"left out: {name}: {why}" for name, why in comparison.left_out.items()]
-    if interrupted:
-        notes.append("INTERRUPTED: rounds are missing")
-    broken = [s for s in comparison.samples if s.intact is False]
-    notes += [f"BYTES DIFFER: {s.contender}, {s.subject}, {s.operation}" for s in broken]
     return notes
-
-
-def _report(record: Record, results: Path | None) -> None:
-    tables = _tables(record.summaries)
-    out = sys.stdout.write
-    out("\n".join([record.title, "", *record.circumstances(), ""]))
-    out("".join(f"\n- {note}" for note in record.notes) + "\n\n")
-    for table in tables:
-        table.show()
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    folder = results or Path("results") / f"backends-{stamp}-{os.getpid()}"
-    out("\n".join(write_record(record, tables, folder)) + "\n")
 
 
 def _tables(summaries: Sequence[Summary]) -> list[Table]:

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -49,12 +49,13 @@ class Sample:
     """One contender, one operation, one round.
 
     Attributes:
-        subject: what was stored: a model's name.
-        block_nbytes: payload bytes of one block.
+        subject: what was stored and how: a model's name, a number of threads.
+        block_nbytes: payload bytes of one call.
         modes: blocks by I/O mode, empty where it was not reported.
         reasons: why, each once.
         cached_before: fraction of the stored bytes in the page cache when the clock started.
         intact: every byte that was read is the one that was written; None for writes.
+        facts: what only this experiment knows, for its tables and the JSON.
     """
 
     subject: str
@@ -65,10 +66,11 @@ class Sample:
     round: int
     wall_s: float
     latencies_s: list[float]
-    modes: dict[str, int]
-    reasons: list[str]
-    cached_before: float | None
-    intact: bool | None
+    modes: dict[str, int] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+    cached_before: float | None = None
+    intact: bool | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def bytes_per_s(self) -> float:

@@ -35,6 +35,9 @@ class ModelShape:
     sliding_window: int | None = None
     source: str
 
+    def __str__(self) -> str:
+        return self.name
+
     def piece_nbytes(self, tokens: int = TOKENS_PER_BLOCK) -> int:
         """Count the bytes of one piece: K or V of one layer."""
         return self.kv_heads * self.head_dim * self.dtype_nbytes * tokens
