@@ -16,9 +16,8 @@ import pytest
 import kvio
 from kvio.experiments import backends, machine, page_cache
 from kvio.experiments.blocks import Arena, is_same
-from kvio.experiments.comparison import COLD, HOT, WRITE
 from kvio.experiments.contenders import PLAIN, Entry, entries
-from kvio.experiments.measure import Sample, percentile, summarise, time_calls
+from kvio.experiments.measure import COLD, HOT, WRITE, Sample, percentile, summarise, time_calls
 from kvio.experiments.progress import Progress
 from kvio.experiments.shapes import SHAPES
 from kvio.experiments.table import Table

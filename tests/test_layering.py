@@ -69,6 +69,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 #: Single imports beyond the table, each with its reason.
 EXCEPTIONS = {
     ("experiments.page_cache", "_native"): "no public call looks at the page cache",
+    ("experiments.lanes", "policies"): "a store of one mode is made by a calibration",
+    ("experiments.lanes", "tuning"): "and the calibrated one by tuning",
     ("experiments.backends", "url"): "sizes on the command line are read as in URLs",
 }
 #: Libraries beside the standard one, and where alone they may be imported.

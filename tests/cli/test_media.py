@@ -72,6 +72,7 @@ class TestMedia:
         assert os.listdir(tunable) == []
 
     @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    @pytest.mark.usefixtures("ctrl_c")
     def test_an_interrupted_tune_leaves_nothing(
         self, tunable: Path, number: signal.Signals, status: int
     ) -> None:

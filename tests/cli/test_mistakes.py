@@ -145,6 +145,7 @@ class TestMistakes:
             assert process.stderr.read() == b""
             assert process.wait() == 141
 
+    @pytest.mark.usefixtures("ctrl_c")
     def test_ctrl_c_ends_it_quietly(self, store: Path) -> None:
         """Exit status 130, no traceback, no block."""
         with subprocess.Popen(

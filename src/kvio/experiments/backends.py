@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from kvio import ConfigError, GiB, KvioError, MiB
-from kvio.experiments.comparison import COLD, HOT, WRITE, Comparison, Plan
+from kvio.experiments.comparison import Comparison, Plan
 from kvio.experiments.contenders import PLAIN, entries
 from kvio.experiments.machine import FileSystem, describe_file_system, describe_machine
-from kvio.experiments.measure import Summary, summarise
+from kvio.experiments.measure import COLD, HOT, WRITE, Summary, summarise
 from kvio.experiments.record import Record, present
 from kvio.experiments.run import Run, workplace
 from kvio.experiments.shapes import SHAPES, TOKENS_PER_BLOCK

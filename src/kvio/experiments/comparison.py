@@ -19,14 +19,11 @@ from kvio import UnsupportedError
 from kvio.experiments import page_cache
 from kvio.experiments.blocks import Arena, Block, is_same
 from kvio.experiments.contenders import Entry
-from kvio.experiments.measure import Sample, Timed, time_calls
+from kvio.experiments.measure import COLD, HOT, WRITE, Sample, Timed, time_calls
 from kvio.experiments.run import Run, fresh_directory
 from kvio.experiments.shapes import ModelShape
 from kvio.types import Durability
 
-WRITE: Final = "write"
-HOT: Final = "read, hot"
-COLD: Final = "read, cold"
 _SEED: Final = 20260101
 
 

@@ -8,9 +8,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
+
+_Place: TypeAlias = tuple[str, int, str]
+
+#: Operations, as tables and plots name them.
+WRITE: Final = "write"
+WRITTEN_BACK: Final = "write + writeback"
+HOT: Final = "read, hot"
+COLD: Final = "read, cold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,26 +115,30 @@ def percentile(values: Iterable[float], percent: float) -> float:
 
 
 def summarise(samples: Sequence[Sample], reference: str) -> list[Summary]:
-    """Sum up by subject, operation and contender, in order of first appearance.
+    """Sum up by subject, block size, operation and contender, in order of first appearance.
 
     The ratio is the median, over rounds that both took part in, of the speed by that of the
     *reference* contender in the same round.
     """
-    groups: dict[tuple[str, str, str], list[Sample]] = {}
+    groups: dict[tuple[_Place, str], list[Sample]] = {}
     for sample in samples:
-        groups.setdefault((sample.subject, sample.operation, sample.contender), []).append(sample)
-    by_round = {(s.subject, s.operation, s.round): s for s in samples if s.contender == reference}
+        groups.setdefault((_place(sample), sample.contender), []).append(sample)
+    by_round = {(_place(s), s.round): s for s in samples if s.contender == reference}
     return [_sum_up(group, by_round) for group in groups.values()]
 
 
-def _sum_up(group: list[Sample], references: dict[tuple[str, str, int], Sample]) -> Summary:
+def _place(sample: Sample) -> _Place:
+    return sample.subject, sample.block_nbytes, sample.operation
+
+
+def _sum_up(group: list[Sample], references: dict[tuple[_Place, int], Sample]) -> Summary:
     first = group[0]
     latencies = [seconds for sample in group for seconds in sample.latencies_s]
     speeds = [sample.bytes_per_s for sample in group]
     ratios = [
         sample.bytes_per_s / references[key].bytes_per_s
         for sample in group
-        if (key := (sample.subject, sample.operation, sample.round)) in references
+        if (key := (_place(sample), sample.round)) in references
     ]
     cached = [sample.cached_before for sample in group if sample.cached_before is not None]
     return Summary(

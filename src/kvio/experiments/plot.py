@@ -17,11 +17,14 @@ _COLOURS: Final = {
     "dontcache": "#17becf",
     "direct": "#ff7f0e",
     "posix-direct": "#ff7f0e",
-    "direct unaligned": "#bcbd22",
+    "unaligned": "#bcbd22",
+    "unaligned 1 thread": "#8c6d31",
+    "buffered stream": "#aec7e8",
+    "direct stream": "#ffbb78",
     "hybrid": "#2ca02c",
     "hybrid calibrated": "#006d2c",
 }
-_OTHERS: Final = ("#d62728", "#9467bd", "#8c564b", "#e377c2", "#000000", "#aec7e8", "#ffbb78")
+_OTHERS: Final = ("#d62728", "#9467bd", "#8c564b", "#e377c2", "#000000", "#c5b0d5", "#f7b6d2")
 
 
 #: Writes a PNG of summaries, given a title, footnote and path; None, or why there is none.
