@@ -232,6 +232,13 @@ def is_python(path: str, version: str) -> bool:
 
 
 @nox.session(default=False)
+def compare_hybrid(session: nox.Session) -> None:
+    """Measure bandwidth by I/O size; arguments go to ``kvio experiment hybrid``."""
+    install(session, extras="[cli,plot]")
+    session.run("kvio", "experiment", "hybrid", *session.posargs)
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Run the benchmarks, then every bar; arguments go to benchmarks/bars.py."""
     install(session, "bench", extras="[cli,plot]")

@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Above the public API. Tuning and the doctor look at a medium before any store is open on it.
     "tuning": {*PUBLIC, "_native", "buffers", "opening", "policies", "store", "url"} | _MEDIA,
     "doctor": {*PUBLIC, "_native", "opening", "policies", "tuning", "url"} | _MEDIA,
-    "cli": {*PUBLIC, "doctor", "policies", "tuning"},
+    "cli": {*PUBLIC, "doctor", "experiments", "policies", "tuning", "url"},
     "experiments": PUBLIC,
     "connectors": PUBLIC,
     "testing": {*PUBLIC, "abc", "calls", "store", "url"},

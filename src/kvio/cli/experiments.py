@@ -1,0 +1,134 @@
+"""experiment and report: measure, and put what was measured on a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+from kvio import ConfigError
+from kvio.cli.output import guarded, parse_duration, print_line
+from kvio.experiments import report as reports
+from kvio.experiments.run import Limits
+from kvio.url import parse_size
+
+Root: TypeAlias = Annotated[
+    Path, typer.Option(metavar="PATH", help="The directory to measure in; nothing is left there.")
+]
+Results: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Where JSON, Markdown and PNG go; default: results/..."),
+]
+Budget: TypeAlias = Annotated[
+    str, typer.Option(metavar="TIME", help="No round begins after this, such as 60s or 5m.")
+]
+MaxBytes: TypeAlias = Annotated[
+    str, typer.Option(metavar="SIZE", help="What one turn writes, at most.")
+]
+Rounds: TypeAlias = Annotated[int, typer.Option(min=1, metavar="N", help="Rounds at most.")]
+Names: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="NAME,...", help="Contenders; default: all.")
+]
+
+experiment = typer.Typer()
+
+
+@experiment.callback(invoke_without_command=True)
+def _experiment(context: typer.Context) -> None:
+    """Measure this machine against others.
+
+    Contenders take turns, every byte is checked, and JSON with every sample, tables and a plot
+    are left in a folder. Ctrl-C keeps what was measured.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def hybrid(
+    root: Root = Path(),
+    results: Results = None,
+    budget: Budget = "60s",
+    max_bytes: MaxBytes = "64MiB",
+    rounds: Rounds = 15,
+    sizes: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE,...", help="Block sizes; default: 4KiB to 64MiB by fours."),
+    ] = None,
+    contenders: Names = None,
+) -> None:
+    """Bandwidth by I/O size: buffered, dontcache, direct, unaligned and hybrid."""
+    from kvio.experiments import hybrid as this
+
+    wanted = this.SIZES if sizes is None else [parse_size(one) for one in sizes.split(",")]
+    limits = _limits(root, results, budget, max_bytes, rounds)
+    _leave(this.run(limits, sizes=wanted, contenders=_names(contenders)))
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Results of experiments.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="OTHER", help="Later results to compare them with.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="The page; default: FOLDER/report.html."),
+    ] = None,
+) -> None:
+    """Join experiments into one HTML page.
+
+    The plots are inline. With OTHER, what both folders measured is set side by side.
+    """
+    before = reports.load(folder)
+    after = [] if other is None else reports.load(other)
+    comparison = reports.compare(before, after) if other else None
+    if comparison:
+        comparison.show()
+    target = out or folder / "report.html"
+    target.write_text(reports.page([*before, *after], comparison), encoding="utf-8")
+    print_line(f"{len(before) + len(after)} runs in {target}")
+
+
+def _limits(root: Path, results: Path | None, budget: str, max_bytes: str, rounds: int) -> Limits:
+    if not root.is_dir():
+        raise ConfigError(f"--root {root}: no such directory")
+    nbytes = parse_size(max_bytes)
+    if nbytes < 1:
+        raise ConfigError("--max-bytes must be at least 1")
+    return Limits(
+        root=root.resolve(),
+        results=results,
+        budget_s=parse_duration(budget),
+        max_bytes=nbytes,
+        max_rounds=rounds,
+    )
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def _leave(status: int) -> None:
+    if status:
+        raise typer.Exit(status)
+
+
+_EXPERIMENTS: Final = (
+    (
+        "hybrid",
+        hybrid,
+        "  kvio experiment hybrid --root /mnt/kv\n"
+        "  kvio experiment hybrid --root /mnt/kv --sizes 64KiB,1MiB,16MiB --budget 5m",
+    ),
+)
+for _name, _command, _examples in _EXPERIMENTS:
+    experiment.command(_name, epilog=f"\b\nExamples:\n{_examples}")(guarded(_command))
+
+COMMANDS: Final = (
+    (
+        "report",
+        report,
+        "  kvio report results/hybrid-20260101-120000-1\n"
+        "  kvio report before after --out comparison.html",
+    ),
+)
