@@ -58,6 +58,7 @@ class TestExperiments:
             (("hybrid", "--budget", "soon"), "soon"),
             (("hybrid", "--max-bytes", "0"), "--max-bytes"),
             (("hybrid", "--root", "/nonexistent"), "/nonexistent"),
+            (("media", "--kinds", "ntfs"), "ntfs"),
             (("hybird",), "hybird"),
         ],
     )

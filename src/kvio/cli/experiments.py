@@ -65,6 +65,28 @@ def hybrid(
     _leave(this.run(limits, sizes=wanted, contenders=_names(contenders)))
 
 
+def media(
+    root: Root = Path(),
+    results: Results = None,
+    budget: Budget = "60s",
+    max_bytes: MaxBytes = "320MiB",
+    rounds: Rounds = 15,
+    kinds: Annotated[
+        str | None,
+        typer.Option(metavar="KIND,...", help="ext4, xfs, btrfs, tmpfs, overlay, fuse."),
+    ] = None,
+) -> None:
+    """What doctor and tune say of file systems made for it.
+
+    Needs root. File systems lie in image files below PATH, and are gone afterwards.
+    """
+    from kvio.experiments import media as this
+
+    limits = _limits(root, results, budget, max_bytes, rounds)
+    wanted = _names(kinds)
+    _leave(this.run(limits) if wanted is None else this.run(limits, kinds=wanted))
+
+
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Results of experiments.")],
     other: Annotated[
@@ -119,6 +141,12 @@ _EXPERIMENTS: Final = (
         hybrid,
         "  kvio experiment hybrid --root /mnt/kv\n"
         "  kvio experiment hybrid --root /mnt/kv --sizes 64KiB,1MiB,16MiB --budget 5m",
+    ),
+    (
+        "media",
+        media,
+        "  kvio experiment media --root /var/tmp\n"
+        "  kvio experiment media --root /var/tmp --kinds ext4,xfs --budget 5m",
     ),
 )
 for _name, _command, _examples in _EXPERIMENTS:

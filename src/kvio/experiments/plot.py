@@ -131,7 +131,8 @@ def size_text(nbytes: int) -> str:
     """Say a size as people do: ``64 KiB``, ``1.5 MiB``."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
-            return f"{nbytes / unit:.3g} {name}"
+            number = nbytes / unit
+            return f"{number:.0f} {name}" if number >= 100 else f"{number:.3g} {name}"
     return f"{nbytes} B"
 
 
