@@ -232,6 +232,13 @@ def is_python(path: str, version: str) -> bool:
 
 
 @nox.session(default=False)
+def compare_posix(session: nox.Session) -> None:
+    """Compare ways to publish a file; arguments go to ``kvio experiment tmpfile``."""
+    install(session, extras="[cli,plot]")
+    session.run("kvio", "experiment", "tmpfile", *session.posargs)
+
+
+@nox.session(default=False)
 def compare_hybrid(session: nox.Session) -> None:
     """Measure bandwidth by I/O size; arguments go to ``kvio experiment hybrid``."""
     install(session, extras="[cli,plot]")

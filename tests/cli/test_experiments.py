@@ -59,6 +59,8 @@ class TestExperiments:
             (("hybrid", "--max-bytes", "0"), "--max-bytes"),
             (("hybrid", "--root", "/nonexistent"), "/nonexistent"),
             (("media", "--kinds", "ntfs"), "ntfs"),
+            (("tmpfile", "--threads", "one"), "one"),
+            (("tmpfile", "--contenders", "rename"), "rename"),
             (("hybird",), "hybird"),
         ],
     )
@@ -89,7 +91,7 @@ class TestExperiments:
         results = disk_path / "results"
         root = disk_path / "root"
         root.mkdir()
-        command = [SCRIPT, "experiment", "hybrid", *SMALL, "--rounds", "10000"]
+        command: list[str | Path] = [SCRIPT, "experiment", "hybrid", *SMALL, "--rounds", "10000"]
         with terminal() as (master, slave):
             process = subprocess.Popen(
                 [*command, "--root", root, "--results", results, "--budget", "100s"],

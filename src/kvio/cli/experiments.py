@@ -45,6 +45,44 @@ def _experiment(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
+def tmpfile(
+    root: Root = Path(),
+    results: Results = None,
+    budget: Budget = "60s",
+    max_bytes: MaxBytes = "160MiB",
+    rounds: Rounds = 15,
+    threads: Annotated[
+        str, typer.Option(metavar="N,...", help="How many write at the same time.")
+    ] = "1,4,16,64",
+    file_bytes: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Of a file; default: 50MiB, less where limits ask it."),
+    ] = None,
+    syncs: Annotated[str, typer.Option(metavar="SYNC,...", help="none, durable.")] = "none,durable",
+    contenders: Annotated[
+        str | None, typer.Option(metavar="NAME;...", help="Contenders; default: all.")
+    ] = None,
+) -> None:
+    """Publishing a file: streams, stdio and write(2), by rename or by linkat, and kvio.
+
+    Baselines are compiled from a clone's benchmarks/baselines, if a C++ compiler is there.
+    """
+    from kvio.experiments import tmpfile as this
+
+    try:
+        counts = [int(one) for one in threads.split(",")]
+    except ValueError:
+        raise ConfigError(f"--threads {threads}: not numbers joined by commas") from None
+    status = this.run(
+        _limits(root, results, budget, max_bytes, rounds),
+        threads=counts,
+        file_bytes=None if file_bytes is None else parse_size(file_bytes),
+        syncs=_names(syncs) or (),
+        contenders=_names(contenders, between=";"),
+    )
+    _leave(status)
+
+
 def hybrid(
     root: Root = Path(),
     results: Results = None,
@@ -126,8 +164,8 @@ def _limits(root: Path, results: Path | None, budget: str, max_bytes: str, round
     )
 
 
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",")]
+def _names(text: str | None, *, between: str = ",") -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(between)]
 
 
 def _leave(status: int) -> None:
@@ -136,6 +174,13 @@ def _leave(status: int) -> None:
 
 
 _EXPERIMENTS: Final = (
+    (
+        "tmpfile",
+        tmpfile,
+        "  kvio experiment tmpfile --root /mnt/kv\n"
+        "  kvio experiment tmpfile --root /mnt/kv --threads 1,64 --max-bytes 4GiB --budget 10m\n"
+        "  kvio experiment tmpfile --contenders 'write 1 MiB, rename; posix-tmpfile'",
+    ),
     (
         "hybrid",
         hybrid,

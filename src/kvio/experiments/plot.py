@@ -92,6 +92,8 @@ def _bars(axes: Any, summaries: Sequence[Summary], contenders: Sequence[str]) ->
             label=contender,
             color=_colour(contender, contenders),
             alpha=0.55 if contender.endswith("no checksum") else 1.0,
+            hatch="///" if contender.endswith("tmpfile") and "," in contender else None,
+            edgecolor="white",
             capsize=2,
             error_kw={"lw": 0.8},
         )
