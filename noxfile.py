@@ -239,6 +239,13 @@ def compare_posix(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def compare_kv(session: nox.Session) -> None:
+    """Replay KV-cache requests with peers; arguments go to ``kvio experiment kv-offload``."""
+    install(session, "peers", extras="[cli,plot]")
+    session.run("kvio", "experiment", "kv-offload", *session.posargs)
+
+
+@nox.session(default=False)
 def compare_hybrid(session: nox.Session) -> None:
     """Measure bandwidth by I/O size; arguments go to ``kvio experiment hybrid``."""
     install(session, extras="[cli,plot]")

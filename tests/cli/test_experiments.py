@@ -61,6 +61,8 @@ class TestExperiments:
             (("media", "--kinds", "ntfs"), "ntfs"),
             (("tmpfile", "--threads", "one"), "one"),
             (("tmpfile", "--contenders", "rename"), "rename"),
+            (("kv-offload", "--models", "GPT-7"), "GPT-7"),
+            (("kv-offload", "--threads", "0"), "threads"),
             (("hybird",), "hybird"),
         ],
     )

@@ -103,6 +103,56 @@ def hybrid(
     _leave(this.run(limits, sizes=wanted, contenders=_names(contenders)))
 
 
+def offload(
+    root: Root = Path(),
+    results: Results = None,
+    budget: Budget = "60s",
+    max_bytes: MaxBytes = "512MiB",
+    rounds: Rounds = 15,
+    models: Annotated[
+        str, typer.Option(metavar="MODEL,...", help="Whose KV blocks, or all.")
+    ] = "gpt-oss-120b,Llama-3.1-8B",
+    requests: Annotated[int, typer.Option(metavar="N", help="Requests, at most.")] = 300,
+    request_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens of a request, at most.")
+    ] = 12_000,
+    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a block.")] = 256,
+    shared: Annotated[
+        float, typer.Option(metavar="SHARE", help="Of a prompt, begun as others are.")
+    ] = 0.5,
+    fresh: Annotated[
+        float, typer.Option(metavar="SHARE", help="Of a replayed prompt, new at its end.")
+    ] = 0.25,
+    threads: Annotated[int, typer.Option(metavar="N", help="Requests at once.")] = 4,
+    rate: Annotated[
+        float | None, typer.Option(metavar="N", help="Requests a second; default: no pause.")
+    ] = None,
+    durable: Annotated[bool, typer.Option("--durable", help="Wait for the disk.")] = False,
+    contenders: Names = None,
+) -> None:
+    """KV-cache offload: look the prefix up, load the hits, store the misses.
+
+    Requests and bytes are cut to --max-bytes; what remains of them is said.
+    """
+    from kvio.experiments import offload as this
+    from kvio.experiments.shapes import SHAPES
+
+    status = this.run(
+        _limits(root, results, budget, max_bytes, rounds),
+        models=list(SHAPES) if models == "all" else _names(models) or (),
+        tokens=tokens,
+        requests=requests,
+        request_tokens=request_tokens,
+        shared=shared,
+        fresh=fresh,
+        threads=threads,
+        rate=rate,
+        durability="durable" if durable else "visible",
+        contenders=_names(contenders),
+    )
+    _leave(status)
+
+
 def media(
     root: Root = Path(),
     results: Results = None,
@@ -186,6 +236,12 @@ _EXPERIMENTS: Final = (
         hybrid,
         "  kvio experiment hybrid --root /mnt/kv\n"
         "  kvio experiment hybrid --root /mnt/kv --sizes 64KiB,1MiB,16MiB --budget 5m",
+    ),
+    (
+        "kv-offload",
+        offload,
+        "  kvio experiment kv-offload --root /mnt/kv\n"
+        "  kvio experiment kv-offload --models all --threads 64 --max-bytes 8GiB --budget 10m",
     ),
     (
         "media",

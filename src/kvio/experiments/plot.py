@@ -22,9 +22,12 @@ _COLOURS: Final = {
     "buffered stream": "#aec7e8",
     "direct stream": "#ffbb78",
     "hybrid": "#2ca02c",
+    "safetensors": "#9467bd",
+    "tensorstore": "#8c564b",
+    "obstore LocalStore": "#e377c2",
     "hybrid calibrated": "#006d2c",
 }
-_OTHERS: Final = ("#d62728", "#9467bd", "#8c564b", "#e377c2", "#000000", "#c5b0d5", "#f7b6d2")
+_OTHERS: Final = ("#d62728", "#98df8a", "#c49c94", "#dbdb8d", "#000000", "#c5b0d5", "#f7b6d2")
 
 
 #: Writes a PNG of summaries, given a title, footnote and path; None, or why there is none.
