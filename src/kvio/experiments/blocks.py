@@ -35,6 +35,10 @@ class Arena:
         words = self._bytes[: len(self._bytes) // 8 * 8].view(np.uint64)
         words[:] = np.random.default_rng(seed).integers(0, 1 << 64, len(words), np.uint64)
 
+    def memory(self, nbytes: int) -> memoryview:
+        """View its first bytes."""
+        return self._bytes[:nbytes].data
+
     def wipe(self) -> None:
         """Fill it with zeros, so that what a read leaves out shows."""
         self._bytes[:] = 0

@@ -110,7 +110,8 @@ def _present(limits: Limits, turns: Run, sizes: Sequence[int]) -> Path:
 _NOTES: Final = (
     "one caller, one call after the other; every byte compared outside what is timed",
     "'write' ends when the call returns, 'write + writeback' when sync(2) has returned too; "
-    "sync(2) before every turn, so that nobody's writeback lands on the next",
+    "sync(2) before every turn, so that nobody's writeback lands on the next, and memory is "
+    "touched, so that no host of a virtual machine has to find it",
     "stream: one file by pwrite and preadv of the size, no publishing, no trailer; all others: one "
     "block a file by kvio, checksum off",
     "unaligned: direct from memory that direct I/O cannot take, by way of bounce buffers, on one "

@@ -33,6 +33,8 @@ LANES: Final = (
 )  # fmt: skip
 _BACKENDS: Final = {"buffered": "posix-tmpfile", "dontcache": "hybrid"}
 _MAX_BLOCKS: Final = 64
+_ALL_DIRECTORIES: Final[dict[str, Any]] = {"create": True, "durability": "durable"}
+_SCRATCH: Final = ".scratch"
 _SEED: Final = 20260102
 _MISALIGNED_BY: Final = 33
 
@@ -70,6 +72,7 @@ class Lane:
             checksum=False,
             round=index,
         )
+        page_cache.touch_memory(self.root / _SCRATCH, source)
         os.sync()
         timed, modes = self._move("write", source, nbytes, index)
         start = time.perf_counter()
@@ -104,7 +107,9 @@ class Lane:
     ) -> tuple[Timed[Any], dict[str, int]]:
         pieces = [memory[at : at + nbytes] for at in range(0, len(memory), nbytes)]
         before = self.mover.modes()
-        timed = time_calls(self.mover.calls(verb, pieces, f"{index}/{nbytes}"), threads=1)
+        timed = time_calls(
+            self.mover.calls(verb, pieces, f"{_key(self.name)}/{index}/{nbytes}"), threads=1
+        )
         return timed, dict(self.mover.modes() - before)
 
 
@@ -132,9 +137,10 @@ class Stream:
     """
 
     def __init__(self, root: Path, stack: ExitStack, *, direct: bool) -> None:
+        path = root / ("direct" if direct else "buffered")
         flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         try:
-            self._fd = os.open(root / "stream", flags, 0o600)
+            self._fd = os.open(path, flags, 0o600)
         except OSError as exc:
             raise UnsupportedError(f"open the stream: {exc.strerror}") from exc
         stack.callback(os.close, self._fd)
@@ -154,36 +160,51 @@ def open_lanes(
 ) -> dict[str, Lane | str]:
     """Open the named contenders below *base*, or say why one cannot be."""
     lanes: dict[str, Lane | str] = {}
-    for number, name in enumerate(names):
-        root = base / f"lane-{number}"
-        root.mkdir(mode=0o700)
+    blocks, streams = base / "blocks", base / "streams"
+    # All blocks go to the same directories: on some file systems one is slower than the next.
+    # A durable store makes them all when it opens, so that no turn has to.
+    try:
+        kvio.open_store("posix-tmpfile", root=blocks, options=_ALL_DIRECTORIES).close()
+    except UnsupportedError:
+        blocks.mkdir(mode=0o700, exist_ok=True)
+    streams.mkdir(mode=0o700)
+    for name in names:
         try:
-            lanes[name] = _open_lane(name, root, limits, tune_s, stack)
+            if name.endswith("stream"):
+                stream = Stream(streams, stack, direct=name.startswith("direct"))
+                lanes[name] = Lane(name, streams, limits.max_bytes, stream)
+            else:
+                lanes[name] = _open_lane(name, blocks, limits, tune_s, stack)
         except UnsupportedError as exc:
             lanes[name] = str(exc).replace(str(base), "…")
     return lanes
 
 
 def _open_lane(name: str, root: Path, limits: Limits, tune_s: float, stack: ExitStack) -> Lane:
-    if name.endswith("stream"):
-        stream = Stream(root, stack, direct=name.startswith("direct"))
-        return Lane(name, root, limits.max_bytes, stream)
+    calibration = None  # a store reads it when it opens
     if name == CALIBRATED:
         calibrated = tuning.tune(str(root), budget_s=max(tune_s, 1.0), max_bytes="4GiB")
-        tuning.save(str(root), calibrated)
+        calibration = tuning.save(str(root), calibrated)
     if name == "dontcache":
         always: dict[int, tuple[Step, ...]] = {1: (Step(None, IOMode.DONTCACHE),)}
-        tuning.save(str(root), tuning.Tuning(Calibration(always, always, "dontcache alone"), {}))
+        alone = tuning.Tuning(Calibration(always, always, "dontcache alone"), {})
+        calibration = tuning.save(str(root), alone)
     backend = "hybrid" if name.startswith("hybrid") else _BACKENDS.get(name, "posix-direct")
-    # A durable store makes every directory when it opens, so that no turn has to.
-    kvio.open_store(backend, root=root, options={"durability": "durable"}).close()
     settings: dict[str, Any] = {"io_threads": 1} if name.endswith("1 thread") else {}
-    store = kvio.open_store(
-        backend, root=root, options={"checksum": "none", "verify": "length"}, **settings
-    )
+    try:
+        store = kvio.open_store(
+            backend, root=root, options={"checksum": "none", "verify": "length"}, **settings
+        )
+    finally:
+        if calibration:
+            os.unlink(calibration)
     stack.callback(store.close)
     shift = _MISALIGNED_BY if "unaligned" in name else 0
     return Lane(name, root, limits.max_bytes, Blocks(store), shift)
+
+
+def _key(name: str) -> str:
+    return name.replace(" ", "-")
 
 
 def _fill(memory: memoryview) -> None:

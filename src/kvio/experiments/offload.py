@@ -7,6 +7,7 @@ cache before requests come again.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -164,6 +165,8 @@ class _Offload:
     def turn(self, case: Case, name: str, index: int) -> Iterator[Sample]:
         """Serve all requests on a fresh directory; a sample an operation and time."""
         with fresh_directory(self._base) as root, closing(self._open(name, root)) as offloader:
+            page_cache.touch_memory(self._base / "scratch", self._source.memory(case.source_nbytes))
+            os.sync()
             stored: list[str] = []
             for requests, operations in ((case.first, _FIRST), (case.again, _AGAIN)):
                 page_cache.drop(root)

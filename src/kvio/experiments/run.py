@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,8 +63,9 @@ class Run:
     ) -> None:
         """Let every contender take its turn at every case, round by round.
 
-        Each round begins with another contender, so that none always follows the same one. A
-        contender whose turn raises `UnsupportedError` takes no more.
+        Each round begins with another contender, and the others follow in random order, the same
+        in every run, so that none always follows the same one. A contender whose turn raises
+        `UnsupportedError` takes no more.
         """
         try:
             self._take_turns(cases, contenders, turn)
@@ -80,12 +82,11 @@ class Run:
     ) -> None:
         slowest_s: dict[str, float] = {}
         for index in range(self.max_rounds):
-            first = index % len(contenders)
             for case in cases:
                 start = self.progress.elapsed_s
                 if index and start + slowest_s[str(case)] > self.budget_s:
                     return
-                for name in (*contenders[first:], *contenders[:first]):
+                for name in _order(contenders, index):
                     if name not in self.left_out:
                         self._take_turn(case, name, index, turn)
                 took = self.progress.elapsed_s - start
@@ -124,6 +125,13 @@ class Run:
         if self.interrupted:
             return 130
         return 0 if self.samples else 2
+
+
+def _order(contenders: Sequence[str], index: int) -> list[str]:
+    first = contenders[index % len(contenders)]
+    others = [name for name in contenders if name != first]
+    random.Random(index).shuffle(others)  # noqa: S311  # not secret
+    return [first, *others]
 
 
 @contextmanager

@@ -6,7 +6,6 @@ renaming a named temporary, or by linking an O_TMPFILE. Without and with durabil
 
 from __future__ import annotations
 
-import mmap
 import os
 import statistics
 import sys
@@ -199,7 +198,7 @@ class _Turns:
         root, contender = opened
         tag = f"{case.threads}-{case.sync}-{index}"
         nbytes = case.threads * case.file_bytes
-        touch_memory(self._base / "scratch", self._source.memory[:nbytes])
+        page_cache.touch_memory(self._base / "scratch", self._source.memory[:nbytes])
         os.sync()  # what others left to be written back is not to land on this turn
         dirty = dirty_kib()
         try:
@@ -254,21 +253,6 @@ class _Turns:
         self._opened[name, case.sync] = None
         reason = str(why).replace(str(self._base), "…")
         self.notes.append(f"left out: {name}, {case.operation}: {reason}")
-
-
-def touch_memory(scratch: Path, source: memoryview) -> None:
-    """Leave more free memory than a turn takes that the host of a virtual machine has backed.
-
-    Free pages are given back to the host, and writing to them again is ten times slower; whom that
-    hits would be chance. Three times the turn's bytes were enough, once was not.
-    """
-    with open(scratch, "wb", buffering=0) as file, mmap.mmap(-1, len(source)) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        for at in range(0, len(source), mmap.PAGESIZE):
-            memory[at] = 1
-        for at in 3 * list(range(0, len(source), MiB)):
-            file.write(source[at : at + MiB])
-        file.truncate(0)
 
 
 def dirty_kib() -> int:
