@@ -126,7 +126,7 @@ def _make_record(
 ) -> Record:
     options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()}
     shapes = [asdict(shape) for shape in plan.shapes]
-    summaries = summarise(run.samples, PLAIN)
+    summaries = summarise(run.samples, PLAIN, [entry.name for entry in plan.entries])
     return Record(
         experiment="backends",
         title=f"POSIX backends: KV blocks of {plan.tokens} tokens, {plan.durability}",

@@ -92,7 +92,7 @@ def _checked(
 
 def _present(limits: Limits, turns: Run, sizes: Sequence[int]) -> Path:
     file_system = describe_file_system(limits.root)
-    summaries = summarise(turns.samples, "buffered")
+    summaries = summarise(turns.samples, "buffered", LANES)
     options = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(limits).items()}
     record = Record(
         experiment="hybrid",

@@ -114,8 +114,12 @@ def percentile(values: Iterable[float], percent: float) -> float:
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
-def summarise(samples: Sequence[Sample], reference: str) -> list[Summary]:
-    """Sum up by subject, block size, operation and contender, in order of first appearance.
+def summarise(
+    samples: Sequence[Sample], reference: str, order: Sequence[str] = ()
+) -> list[Summary]:
+    """Sum up by subject, block size, operation and contender.
+
+    In order of first appearance, contenders in the given *order*, since turns have none.
 
     The ratio is the median, over rounds that both took part in, of the speed by that of the
     *reference* contender in the same round.
@@ -124,7 +128,11 @@ def summarise(samples: Sequence[Sample], reference: str) -> list[Summary]:
     for sample in samples:
         groups.setdefault((_place(sample), sample.contender), []).append(sample)
     by_round = {(_place(s), s.round): s for s in samples if s.contender == reference}
-    return [_sum_up(group, by_round) for group in groups.values()]
+    places = list(dict.fromkeys(place for place, _ in groups))
+    known = list(dict.fromkeys((*order, *(name for _, name in groups))))
+    ranks = {name: rank for rank, name in enumerate(known)}
+    keys = sorted(groups, key=lambda key: (places.index(key[0]), ranks[key[1]]))
+    return [_sum_up(groups[key], by_round) for key in keys]
 
 
 def _place(sample: Sample) -> _Place:

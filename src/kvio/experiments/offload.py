@@ -285,7 +285,7 @@ def _moved(
 def _present(
     limits: Limits, options: dict[str, Any], turns: Run, cases: Sequence[Case], wanted: Size
 ) -> None:
-    summaries = summarise(turns.samples, PLAIN)
+    summaries = summarise(turns.samples, PLAIN, list(CONTENDERS))
     shapes = {"shapes": [asdict(case.shape) | asdict(case.size) for case in cases]}
     where = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(limits).items()}
     record = Record(

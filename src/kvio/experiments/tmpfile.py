@@ -315,7 +315,7 @@ def _present(
     notes: list[str],
     results: Path | None,
 ) -> None:
-    summaries = summarise(samples, REFERENCE)
+    summaries = summarise(samples, REFERENCE, CONTENDERS)
     record = Record(
         experiment="tmpfile",
         title="New files, one a thread at the same time: written and published",
