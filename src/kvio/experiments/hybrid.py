@@ -177,7 +177,7 @@ def _findings(samples: Sequence[Sample]) -> list[str]:
 
 
 def _tables(summaries: Sequence[Summary], samples: Sequence[Sample]) -> list[Table]:
-    contenders = list(dict.fromkeys(s.contender for s in summaries))
+    contenders = [name for name in LANES if any(s.contender == name for s in summaries)]
     sizes = sorted({s.block_nbytes for s in summaries})
     hybrid = ratios_to_best(samples, "hybrid", _BEST)
     calibrated = ratios_to_best(samples, CALIBRATED, _BEST)

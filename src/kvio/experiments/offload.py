@@ -165,7 +165,9 @@ class _Offload:
     def turn(self, case: Case, name: str, index: int) -> Iterator[Sample]:
         """Serve all requests on a fresh directory; a sample an operation and time."""
         with fresh_directory(self._base) as root, closing(self._open(name, root)) as offloader:
-            page_cache.touch_memory(self._base / "scratch", self._source.memory(case.source_nbytes))
+            page_cache.touch_memory(
+                self._base / "scratch", self._source.memory(case.source_nbytes // 3)
+            )
             os.sync()
             stored: list[str] = []
             for requests, operations in ((case.first, _FIRST), (case.again, _AGAIN)):
