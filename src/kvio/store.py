@@ -29,6 +29,7 @@ from kvio.types import (
     StoreStats,
     check_if_exists,
     check_key,
+    check_keys,
 )
 from kvio.url import StoreURL
 
@@ -270,8 +271,7 @@ class Store:
     def count_leading(self, keys: Iterable[str], *, timeout: float | None = None) -> int:
         """Count how many keys from the front are present: the prefix lookup of KV caches."""
         wanted = list(keys)
-        for key in wanted:
-            check_key(key)
+        check_keys(wanted)
         return self._calls.run(
             lambda _: self._backend.count_leading(wanted),
             timeout=timeout,

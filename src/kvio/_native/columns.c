@@ -71,11 +71,21 @@ void kvio_sum_up(const kvio_op *ops, size_t nops, kvio_summary *summary)
 	summary->mode_taken = nops ? (int32_t)ops[0].mode_taken : -1;
 	for (size_t i = 0; i < nops; i++) {
 		summary->good += !ops[i].status;
+		summary->stale += ops[i].status == -ESTALE;
 		summary->existed += !!ops[i].existed;
 		summary->moved_less += ops[i].done < ops[i].nbytes;
 		if ((int32_t)ops[i].mode_taken != summary->mode_taken)
 			summary->mode_taken = -1;
 	}
+}
+
+size_t kvio_leading(const kvio_op *ops, size_t nops)
+{
+	size_t i = 0;
+
+	while (i < nops && !ops[i].status)
+		i++;
+	return i;
 }
 
 void kvio_enter(kvio_tally *tally)

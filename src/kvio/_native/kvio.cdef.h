@@ -206,15 +206,19 @@ size_t kvio_fill_ops(kvio_op *ops, size_t nops, const kvio_places *places, const
 void kvio_get_answers(const kvio_op *ops, size_t nops, int64_t *answers);
 void kvio_get_crcs(const kvio_op *ops, size_t nops, uint32_t *crcs);
 
-/* How an array of operations ended, in sum: without error; kept a standing block;
- * moved fewer bytes than asked for; mode_taken of them all, or -1. */
+/* How an array of operations ended, in sum: without error; in a directory that was
+ * removed; kept a standing block; moved fewer bytes than asked for; mode_taken of
+ * them all, or -1. */
 typedef struct {
 	size_t good;
+	size_t stale;
 	size_t existed;
 	size_t moved_less;
 	int32_t mode_taken;
 } kvio_summary;
 void kvio_sum_up(const kvio_op *ops, size_t nops, kvio_summary *summary);
+/* How many from the front went well. */
+size_t kvio_leading(const kvio_op *ops, size_t nops);
 
 /* Around a call: count it as under way, then count what it moved. */
 void kvio_enter(kvio_tally *tally);

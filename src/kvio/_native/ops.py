@@ -117,6 +117,10 @@ class Ops:
         lib.kvio_sum_up(self.ops, self.count, summary)
         return summary
 
+    def leading(self) -> int:
+        """Count the operations from the front that went well."""
+        return int(lib.kvio_leading(self.ops, self.count))
+
     def checksums(self) -> list[int]:
         """Give the checksum of every block."""
         crcs = new("uint32_t[]", self.count)

@@ -106,8 +106,10 @@ class Engine:
             verify=self.options.verify,
             moves=False,
         )
-        statuses = (answer.status for answer in ops.answers())
-        return next((count for count, status in enumerate(statuses) if status), n)
+        found = ops.leading()
+        if found < n and ops.answers()[found].status == -errno.ECANCELED:
+            return found + self.count_present(keys[found:])  # it went on in a new directory
+        return found
 
     # One block
 
@@ -233,7 +235,9 @@ class Engine:
                     for index in ops.homeless_indices():
                         fd = self._directory(LEAVES[ops.leaf(index)], create, leased)
                         ops.set_directory(index, fd)
-                if ops.run(function, call) != ops.count:
+                        if fd < 0 and flags & lib.KVIO_STOP_AT_MISSING:
+                            break
+                if ops.run(function, call) != ops.count and ops.sum_up().stale:
                     self._repeat_stale(function, call, blocks.keys, ops, create, leased)
             if call.publish > self.publish:
                 self.publish = call.publish
