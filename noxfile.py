@@ -27,9 +27,10 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g",
 #: Most tests wait for a disk: four at a time take a third of the time, even on two processors.
 PARALLEL = ("-n", "4")
 #: What the sanitized build runs: all that the C core does. Durable variants add waiting for the
-#: disk; what they call is called by tests/posix.
+#: disk; what they call is called by tests/posix. A child that is forked while other threads are
+#: in malloc may find the lock of ASan's allocator taken for ever (no atfork handlers up to gcc 13).
 SANITIZED_TESTS = (
-    *("-m", "not root", "-k", "not (TestPosix and durable)"),
+    *("-m", "not root", "-k", "not (TestPosix and durable) and not fork_under_load"),
     *("tests/posix", "tests/test_conformance.py", "tests/test_garbage.py"),
 )
 
