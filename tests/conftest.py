@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,3 +64,11 @@ def real_disk(disk_path: Path, disk_filesystem: str) -> Path:
     if disk_filesystem in IN_MEMORY:
         pytest.skip(f"{disk_path.parent} is {disk_filesystem}, not a disk: set KVIO_TEST_DIR")
     return disk_path
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let child processes heed SIGINT, which a background job of a shell has ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -305,6 +305,7 @@ def test_a_failed_tune_keeps_the_row_and_shows_in_the_status(clean: Path) -> Non
     )
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ext4", "overlay", "fuse"])

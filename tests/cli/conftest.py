@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,11 +43,3 @@ def tunable(real_disk: Path) -> Path:
         if not opened.capabilities.direct_io:
             pytest.skip("no direct I/O here: nothing to tune")
     return real_disk
-
-
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Let child processes heed SIGINT, which a background job of a shell has ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
