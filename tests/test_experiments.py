@@ -338,7 +338,6 @@ def test_ctrl_c_keeps_what_was_measured(
     monkeypatch.setattr(Progress, "say", say)
     root = tmp_path / "root"
     root.mkdir()
-
     assert _main(root, tmp_path) == 130
     record = _recorded(tmp_path)
     assert {sample["contender"] for sample in record["samples"]} == {PLAIN}
