@@ -327,7 +327,7 @@ def test_interrupting_leaves_nothing_behind(clean: Path, kind: str) -> None:
         for line in process.stderr:
             if "tuning for" in line:
                 break
-        while not list(clean.glob(".*/*/*/root/.*tune/*")) and process.poll() is None:
+        while not list(clean.glob(".*/*/*/*/.*tune/*")) and process.poll() is None:
             pass  # until tune writes
         assert str(clean) in Path("/proc/self/mountinfo").read_text()
         process.send_signal(signal.SIGINT)

@@ -38,12 +38,7 @@ class TrailerError(ValueError):
 
 def key_hash(namespace: str, key: str) -> bytes:
     """Hash a namespace and key: BLAKE2b-128 of both in UTF-8, a zero byte between them."""
-    return hash_key(f"{namespace}\0{key}".encode())
-
-
-def hash_key(text: bytes) -> bytes:
-    """Hash a namespace, a zero byte and a key that are joined already."""
-    return hashlib.blake2b(text, digest_size=16).digest()
+    return hashlib.blake2b(f"{namespace}\0{key}".encode(), digest_size=16).digest()
 
 
 def pack_trailer(trailer: Trailer, crc32c: Callable[[bytes], int]) -> bytes:
