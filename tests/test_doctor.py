@@ -11,7 +11,7 @@ import pytest
 import kvio
 from kvio import tuning
 from kvio.doctor import Diagnosis, Finding, diagnose
-from kvio.policies import DEFAULT_CALIBRATION
+from kvio.policies import BY_SIZE
 from tests.media import filesystem_of
 
 
@@ -105,7 +105,7 @@ class TestDirectory:
             pytest.skip("no direct I/O here: no calibration is needed")
 
         assert found(diagnose(str(real_disk)), "calibration").answer == "none"
-        name = tuning.save(str(real_disk), tuning.Tuning(DEFAULT_CALIBRATION, {}))
+        name = tuning.save(str(real_disk), tuning.Tuning(BY_SIZE, {}))
         assert found(diagnose(str(real_disk)), "calibration").answer == "default thresholds"
         Path(name).write_text("{")
         assert found(diagnose(str(real_disk)), "calibration").good is False

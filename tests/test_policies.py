@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import kvio
 from kvio.errors import ConfigError
 from kvio.policies import (
-    DEFAULT_CALIBRATION,
+    BY_SIZE,
+    CACHE_AWARE,
+    COLD_READ_DIRECT_FROM,
     READ_DIRECT_FROM,
     WRITE_DIRECT_FROM,
     Always,
@@ -24,7 +26,7 @@ from kvio.policies import (
     dump_calibration,
     load_calibration,
 )
-from kvio.types import IOMode, MiB
+from kvio.types import IOMode, KiB, MiB
 
 _MODES = [mode for mode in IOMode if mode is not IOMode.MEMORY]
 sizes = st.integers(0, 1 << 42)
@@ -62,7 +64,7 @@ def test_always_takes_its_one_mode(mode: IOMode, nbytes: int) -> None:
 
 def test_without_calibration_the_thresholds_are_those_of_the_design() -> None:
     """Writes are direct from 2 MiB, reads from 8 MiB, below they are buffered."""
-    policy = Hybrid()
+    policy = Hybrid(BY_SIZE)
 
     assert (2 * MiB, 8 * MiB) == (WRITE_DIRECT_FROM, READ_DIRECT_FROM)
     for concurrency in (1, 7, 1000):
@@ -97,6 +99,19 @@ def test_decisions_follow_the_calibration(
         assert decision.mode is fitting[0]
         assert str(nbytes) in decision.reason
         assert decide(nbytes, concurrency) == decision
+
+
+def test_where_the_page_cache_can_be_asked_cold_reads_are_direct_from_64_kib() -> None:
+    """Only what is cold is read directly there, so smaller blocks may be; writes are as ever."""
+    assert 64 * KiB == COLD_READ_DIRECT_FROM
+    for nbytes, mode in (
+        (64 * KiB - 1, IOMode.BUFFERED),
+        (64 * KiB, IOMode.DIRECT),
+        (1 << 40, IOMode.DIRECT),
+    ):
+        decision = Hybrid(CACHE_AWARE).for_read(nbytes, 1)
+        assert (decision.mode, decision.unless_hot) == (mode, mode is IOMode.DIRECT)
+    assert CACHE_AWARE.write == BY_SIZE.write
 
 
 @given(calibration=calibrations, nbytes=sizes, concurrency=concurrencies)
@@ -137,7 +152,7 @@ def test_a_calibration_survives_its_file(calibration: Calibration) -> None:
 
 def good() -> dict[str, Any]:
     """Give a good calibration file's content."""
-    content: dict[str, Any] = json.loads(dump_calibration(DEFAULT_CALIBRATION, {}))
+    content: dict[str, Any] = json.loads(dump_calibration(BY_SIZE, {}))
     return content
 
 
@@ -186,7 +201,7 @@ def test_a_missing_part_is_refused(missing: str) -> None:
 
 def test_every_truncation_is_refused() -> None:
     """A file that was cut short anywhere is a ConfigError."""
-    text = dump_calibration(DEFAULT_CALIBRATION, {"a": 1})
+    text = dump_calibration(BY_SIZE, {"a": 1})
     for end in range(len(text)):
         with pytest.raises(ConfigError, match="the/file"):
             load_calibration(text[:end], "the/file")

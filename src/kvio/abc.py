@@ -118,7 +118,10 @@ class Backend(ABC):
         return None
 
     def count_leading(self, keys: Sequence[str]) -> int:
-        """Count how many keys from the front have an intact trailer."""
+        """Count how many keys from the front are there.
+
+        A name is enough where that is cheaper: what is damaged is found when it is read.
+        """
         for count, key in enumerate(keys):
             if not self.verify_block(key, payload=False).ok:
                 return count

@@ -2,7 +2,7 @@
 
 The cache state is the one input a policy cannot know beforehand. A read decision may therefore
 say ``unless_hot``: direct if the block is not in the page cache, which the C core asks the kernel
-(cachestat) once the file is open.
+(cachestat) once the file is open, and was not lately read so: the second reader brings it there.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from kvio.errors import ConfigError
-from kvio.types import IOMode, MiB
+from kvio.types import IOMode, KiB, MiB
 
 #: Without calibration, as Lustre's hybrid I/O: SBI_DEFAULT_HYBRID_IO_{WRITE,READ}_THRESHOLD.
 WRITE_DIRECT_FROM: Final = 2 * MiB
 READ_DIRECT_FROM: Final = 8 * MiB
+#: Where the kernel tells what is cached, only what is cold is read directly: 1.2 times as fast from
+#: here on, 2.6 times at 4 MiB (ext4 on virtio; docs/experiments/hybrid.md).
+COLD_READ_DIRECT_FROM: Final = 64 * KiB
 CALIBRATION_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A mode and why; *unless_hot*: buffered after all where the page cache has the block."""
+    """A mode and why; *unless_hot*: buffered where the page cache has the block or should."""
 
     mode: IOMode
     reason: str
@@ -90,17 +93,24 @@ class Calibration:
         return Calibration(swap(self.write), swap(self.read), self.reason)
 
 
-DEFAULT_CALIBRATION: Final = Calibration(
-    write={1: (Step(WRITE_DIRECT_FROM, IOMode.BUFFERED), Step(None, IOMode.DIRECT))},
-    read={1: (Step(READ_DIRECT_FROM, IOMode.BUFFERED), Step(None, IOMode.DIRECT))},
-    reason="default thresholds",
-)
+def _direct_from(write_nbytes: int, read_nbytes: int) -> Calibration:
+    return Calibration(
+        write={1: (Step(write_nbytes, IOMode.BUFFERED), Step(None, IOMode.DIRECT))},
+        read={1: (Step(read_nbytes, IOMode.BUFFERED), Step(None, IOMode.DIRECT))},
+        reason="default thresholds",
+    )
+
+
+#: Nothing is known but the size.
+BY_SIZE: Final = _direct_from(WRITE_DIRECT_FROM, READ_DIRECT_FROM)
+#: The kernel says what is in the page cache.
+CACHE_AWARE: Final = _direct_from(WRITE_DIRECT_FROM, COLD_READ_DIRECT_FROM)
 
 
 class Hybrid:
     """By size, cache state, concurrency and what was measured on this mount."""
 
-    def __init__(self, calibration: Calibration = DEFAULT_CALIBRATION) -> None:
+    def __init__(self, calibration: Calibration = BY_SIZE) -> None:
         self.calibration = calibration
 
     def for_write(self, nbytes: int, concurrency: int) -> Decision:

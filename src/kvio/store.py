@@ -269,7 +269,11 @@ class Store:
         return True
 
     def count_leading(self, keys: Iterable[str], *, timeout: float | None = None) -> int:
-        """Count how many keys from the front are present: the prefix lookup of KV caches."""
+        """Count how many keys from the front are present: the prefix lookup of KV caches.
+
+        It may go by names alone. A block that was damaged, after a power cut for instance, may be
+        counted; reading it finds that out, and writing it again with ``keep`` replaces it.
+        """
         wanted = list(keys)
         check_keys(wanted)
         return self._calls.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -37,3 +38,27 @@ def test_a_lookup_opens_nothing_beyond_the_first_gap(tmp_path: Path) -> None:
         with faults.inject("open_dir", nth=1 << 30) as fault:
             assert store.count_leading(KEYS) == 0
         assert fault.seen[faults.sites()["open_dir"]] <= 3
+
+
+def test_a_lookup_asks_for_names_and_lengths_alone(tmp_path: Path) -> None:
+    """Nothing is opened or read; what can hold no block is not counted, the rest is when read."""
+    root = tmp_path / "root"
+    with kvio.open_store("posix-tmpfile", root=root, options={"create": True}) as store:
+        store.write_blocks([(key, b"data") for key in KEYS])
+        damaged = faultlab.file_of(root, KEYS[5])
+        damaged.write_bytes(bytes(damaged.stat().st_size))
+        with faults.inject("open_read", nth=1 << 30) as opened, faults.inject("read") as read:
+            assert store.count_leading(KEYS) == len(KEYS)
+        sites = faults.sites()
+        assert (opened.seen[sites["open_read"]], read.seen[sites["read"]]) == (0, 0)
+        results = store.read_blocks_into([(key, bytearray(4)) for key in KEYS])
+        assert [r.ok for r in results] == [key != KEYS[5] for key in KEYS]
+
+        os.truncate(damaged, 63)
+        assert store.count_leading(KEYS) == 5
+        damaged.unlink()
+        damaged.mkdir()
+        assert store.count_leading(KEYS) == 5
+        damaged.rmdir()
+        damaged.symlink_to(faultlab.file_of(root, KEYS[0]))
+        assert store.count_leading(KEYS) == 5

@@ -15,7 +15,8 @@ from kvio.types import IOMode
 from kvio.url import OptionValue
 from tests.posix import faultlab
 
-SMALL, LARGE = faultlab.pattern(1, 100_000), faultlab.pattern(2, 9 * MiB + 5)
+TINY, SMALL = faultlab.pattern(3, 60_000), faultlab.pattern(1, 100_000)
+LARGE = faultlab.pattern(2, 9 * MiB + 5)
 
 
 @pytest.fixture
@@ -57,13 +58,13 @@ def cached_pages(root: Path, key: str, layout: str) -> int:
     return round(cached(root, key, layout=layout) * nbytes / 4096 + 0.49) if nbytes else 0
 
 
-def forget(root: Path, key: str) -> None:
+def forget(root: Path, key: str, layout: str = "block") -> None:
     """Drop a block's file from the page cache."""
-    fd = os.open(faultlab.file_of(root, key), os.O_RDONLY)
+    fd = os.open(faultlab.file_of(root, key, layout=layout), os.O_RDONLY)
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
-    if cached(root, key) > 0.0:
+    if cached(root, key, layout=layout) > 0.0:
         pytest.skip("the page cache keeps the file here")
 
 
@@ -117,15 +118,71 @@ def test_hybrid_writes_by_size(root: Path) -> None:
 
 @pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
 def test_hybrid_reads_direct_what_is_cold(root: Path, aligned: bool) -> None:  # noqa: FBT001
-    """From 8 MiB a block that is not cached is read past the cache; a smaller one fills it."""
+    """From 64 KiB a block that is not cached is read past the cache; a smaller one fills it."""
     with open_or_skip("hybrid", root) as store:
-        store.write_blocks([("small", SMALL), ("large", LARGE)])
-        for key, data, expected in (("small", SMALL, True), ("large", LARGE, False)):
+        store.write_blocks([("tiny", TINY), ("small", SMALL), ("large", LARGE)])
+        for key, data, expected in (("tiny", TINY, 1), ("small", SMALL, 0), ("large", LARGE, 0)):
             forget(root, key)
             out = faultlab.aligned(data) if aligned else faultlab.unaligned(data)
             assert store.read_block_into(key, out) == len(data)
             assert bytes(out) == data
-            assert (cached(root, key) > 0.5) == expected, key
+            assert cached(root, key) == expected, key
+
+
+def read_whole(store: kvio.Store, key: str, data: bytes) -> None:
+    """Read a block and compare it."""
+    out = bytearray(len(data))
+    assert store.read_block_into(key, out) == len(data)
+    assert out == data
+
+
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("layout", ["block", "plain"])
+def test_hybrid_brings_to_the_cache_what_is_read_twice(
+    root: Path, data: bytes, layout: Literal["block", "plain"]
+) -> None:
+    """The second cold read of a block goes through the page cache; the third finds it there."""
+    with open_or_skip("hybrid", root, layout=layout) as store:
+        store.write_block("k", data)
+        forget(root, "k", layout)
+        read_whole(store, "k", data)
+        assert cached(root, "k", layout=layout) <= 4096 / len(data), "after the first"
+        read_whole(store, "k", data)
+        assert cached(root, "k", layout=layout) == 1.0, "after the second"
+        before = read_from_device()
+        read_whole(store, "k", data)
+        assert read_from_device() == before, "the third read"
+
+
+def test_what_the_cache_did_not_keep_is_read_direct_again(root: Path) -> None:
+    """A block that was brought to the page cache and lost from there counts as new."""
+    with open_or_skip("hybrid", root) as store:
+        store.write_block("k", SMALL)
+        for expected in (0.0, 1.0, 0.0, 1.0):
+            forget(root, "k")
+            read_whole(store, "k", SMALL)
+            assert cached(root, "k") == expected
+
+
+def test_a_new_block_of_a_known_name_counts_as_new(root: Path) -> None:
+    """Replacing a block forgets that its predecessor was read."""
+    with open_or_skip("hybrid", root) as store:
+        for seed in (1, 2):
+            data = faultlab.pattern(seed, len(SMALL))
+            store.write_block("k", data, if_exists="replace")
+            forget(root, "k")
+            read_whole(store, "k", data)
+            assert cached(root, "k") == 0.0
+
+
+def test_checking_a_store_brings_nothing_to_the_cache(root: Path) -> None:
+    """Blocks that are verified do not count as read, however often."""
+    with open_or_skip("hybrid", root) as store:
+        store.write_block("k", LARGE)
+        forget(root, "k")
+        for _ in range(3):
+            assert store.verify_block("k").ok
+        assert cached(root, "k") == 0.0
 
 
 def test_hybrid_reads_what_is_hot_from_the_cache(root: Path) -> None:

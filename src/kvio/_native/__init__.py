@@ -52,15 +52,22 @@ def make_template(
     offset_align: int = 4096,
     chunk_bytes: int = 4 << 20,
     temp_prefix: bytes = b"",
+    reach_bytes: int = 0,
 ) -> Template:
-    """Make the shared settings of a store's calls."""
+    """Make the shared settings of a store's calls.
+
+    *reach_bytes*: a read past the page cache is remembered until so much more was read in that
+    way; 0: nothing is.
+    """
     prefix = from_buffer(temp_prefix + b"\0")
     call = ffi.new("kvio_call *")
     call.memory_align = memory_align
     call.offset_align = offset_align
     call.chunk_bytes = chunk_bytes
     call.temp_prefix = prefix
-    return Template(call, prefix)
+    recent = ffi.new("kvio_recent *", {"reach_bytes": reach_bytes}) if reach_bytes else ffi.NULL
+    call.recent = recent
+    return Template(call, (prefix, recent))
 
 
 class Places:

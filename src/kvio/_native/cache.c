@@ -43,18 +43,28 @@ int kvio_surely_hot(kvio_call *call, kvio_op *op)
 	return is_hot(op);
 }
 
-/* Data that is hot in the page cache is several times faster to copy from
- * there; an unknown cache state counts as cold. */
+/* Data that is hot in the page cache is several times faster to copy from there;
+ * an unknown cache state counts as cold.  What is cold goes direct the first time
+ * and through the page cache the second, so that it is there the third. */
+static int pays_direct(kvio_call *call, kvio_op *op, uint64_t wanted)
+{
+	if (op->hot_percent == KVIO_UNKNOWN || wanted != op->nbytes)
+		op->hot_percent = hot_percent(call, op, wanted);
+	if (is_hot(op))
+		return 0;
+	return !call->recent || op->flags & KVIO_OP_SCRUB ||
+	       !kvio_read_lately(call->recent, op, wanted);
+}
+
 void kvio_choose_mode(kvio_call *call, kvio_op *op)
 {
 	uint64_t wanted = op->flags & KVIO_OP_SCRUB ? op->file_nbytes : op->nbytes;
 
 	op->mode_taken = op->mode;
-	op->hot_percent = KVIO_UNKNOWN;
 	if (op->mode != KVIO_MODE_DIRECT_IF_COLD)
 		return;
-	op->hot_percent = hot_percent(call, op, kvio_min(wanted, op->file_nbytes));
-	op->mode_taken = is_hot(op) ? KVIO_MODE_BUFFERED : KVIO_MODE_DIRECT;
+	op->mode_taken = pays_direct(call, op, kvio_min(wanted, op->file_nbytes))
+				 ? KVIO_MODE_DIRECT : KVIO_MODE_BUFFERED;
 	if (op->mode_taken == KVIO_MODE_DIRECT &&
 	    sys_fcntl_setfl(call->fault, op->fd, O_RDONLY | O_NONBLOCK | O_DIRECT) < 0)
 		op->mode_taken = KVIO_MODE_BUFFERED;

@@ -77,9 +77,16 @@ int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create)
 	return fd;
 }
 
-static int delete_one(kvio_call *call, kvio_op *op)
+/* Was the directory removed while it was open? */
+int kvio_dir_is_gone(kvio_call *call, const kvio_op *op)
 {
 	struct stat st;
+
+	return !sys_fstat(call->fault, op->dirfd, &st) && !st.st_nlink;
+}
+
+static int delete_one(kvio_call *call, kvio_op *op)
+{
 	int r;
 
 	if (op->dirfd < 0)
@@ -88,7 +95,7 @@ static int delete_one(kvio_call *call, kvio_op *op)
 		return -ECANCELED;
 	op->site = KVIO_SITE_UNLINK;
 	r = sys_unlinkat(call->fault, op->dirfd, op->name);
-	if (r == -ENOENT && !sys_fstat(call->fault, op->dirfd, &st) && !st.st_nlink)
+	if (r == -ENOENT && kvio_dir_is_gone(call, op))
 		return -ESTALE;
 	if (!r && call->flags & KVIO_DURABLE) {
 		op->site = KVIO_SITE_FSYNC_DIR;

@@ -38,7 +38,6 @@
 #define KVIO_TRAILER 1
 #define KVIO_CHECKSUM 2
 #define KVIO_DURABLE 4
-#define KVIO_STOP_AT_MISSING 8
 
 /* kvio_call.if_exists */
 #define KVIO_KEEP 0
@@ -126,7 +125,16 @@ typedef struct {
 	uint64_t moved[3];
 } kvio_tally;
 
-/* What all operations of one call share. */
+/* Blocks that were lately read past the page cache, a word each; changed atomically.
+ * A second read within reach_bytes of such reads goes through the page cache. */
+#define KVIO_RECENT_SLOTS 32768
+typedef struct {
+	uint64_t read_bytes;
+	uint64_t reach_bytes;
+	uint64_t slots[KVIO_RECENT_SLOTS];
+} kvio_recent;
+
+/* What all operations of one call share; recent: NULL where nothing is remembered. */
 typedef struct {
 	uint32_t flags;
 	int32_t if_exists;
@@ -138,6 +146,7 @@ typedef struct {
 	uint8_t *bounce;
 	size_t bounce_bytes;
 	const char *temp_prefix;
+	kvio_recent *recent;
 	kvio_fault *fault;
 	int32_t cancel;
 	int32_t expect_standing;	/* the last key that was asked for was taken */
@@ -167,6 +176,7 @@ typedef struct {
 	uint64_t done;
 	uint64_t block_nbytes;
 	uint64_t file_nbytes;
+	uint64_t inode;
 	int64_t mtime_ns;
 	char temp[KVIO_TEMP_NAME];
 } kvio_op;
@@ -228,6 +238,7 @@ void kvio_leave(kvio_tally *tally, const kvio_op *ops, size_t nops);
 int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_stat_batch(kvio_call *call, kvio_op *ops, size_t nops);
+int kvio_look_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_delete_batch(kvio_call *call, kvio_op *ops, size_t nops);
 
 /* One block in one piece of memory, the request as plain arguments: a third of the

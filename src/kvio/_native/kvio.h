@@ -46,6 +46,9 @@ void kvio_trailer_seal(uint8_t out[KVIO_TRAILER_BYTES], const kvio_op *op, uint3
 int kvio_trailer_parse(const uint8_t in[KVIO_TRAILER_BYTES], uint64_t file_nbytes,
 		       const uint8_t key_hash[16], int verify, struct kvio_trailer *out);
 
+/* directory.c */
+int kvio_dir_is_gone(kvio_call *call, const kvio_op *op);
+
 /* publish.c */
 int kvio_temp_open(kvio_call *call, kvio_op *op);
 int kvio_temp_publish(kvio_call *call, kvio_op *op);
@@ -62,8 +65,22 @@ int kvio_scrub(kvio_call *call, kvio_op *op, const struct kvio_trailer *trailer)
 int kvio_surely_hot(kvio_call *call, kvio_op *op);
 void kvio_choose_mode(kvio_call *call, kvio_op *op);
 
+/* recent.c */
+int kvio_read_lately(kvio_recent *recent, const kvio_op *op, uint64_t nbytes);
+
 /* standing.c */
 int kvio_standing_kept(kvio_call *call, kvio_op *op);
+
+static inline int kvio_failed(kvio_op *op, int site, int r)
+{
+	op->site = site;
+	return r;
+}
+
+static inline int kvio_corrupt(kvio_op *op, int reason)
+{
+	return kvio_failed(op, reason, KVIO_CORRUPT);
+}
 
 /* Nothing can be looked up in a directory that did not open. */
 static inline int kvio_no_directory(kvio_op *op, int lookup)

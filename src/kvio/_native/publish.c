@@ -19,12 +19,6 @@
  */
 #include "sys.h"
 
-static int failed(kvio_op *op, int site, int r)
-{
-	op->site = site;
-	return r;
-}
-
 /* A directory that was removed under us answers ENOENT, or EPERM where an inode
  * was to be made (ext4_new_inode of Linux 6.18); both read as -ESTALE. */
 static int stale_or(kvio_call *call, const kvio_op *op, int r)
@@ -47,9 +41,9 @@ static int make_temp_name(kvio_call *call, kvio_op *op)
 	int r = sys_getrandom(call->fault, random, sizeof(random));
 
 	if (r < 0)
-		return failed(op, KVIO_SITE_RANDOM, r);
+		return kvio_failed(op, KVIO_SITE_RANDOM, r);
 	if (at + 2 * sizeof(random) >= KVIO_TEMP_NAME)
-		return failed(op, KVIO_SITE_RANDOM, -ENAMETOOLONG);
+		return kvio_failed(op, KVIO_SITE_RANDOM, -ENAMETOOLONG);
 	memcpy(op->temp, call->temp_prefix, at);
 	for (size_t i = 0; i < sizeof(random); i++)
 		snprintf(op->temp + at + 2 * i, 3, "%02x", random[i]);
@@ -102,12 +96,12 @@ static int own_mode(kvio_call *call, kvio_op *op)
 		return 0;
 	r = sys_fstat(call->fault, op->fd, &st);
 	if (r < 0)
-		return failed(op, KVIO_SITE_FSTAT, r);
+		return kvio_failed(op, KVIO_SITE_FSTAT, r);
 	call->umask_is_kind = (st.st_mode & 07777) == 0600;
 	if (call->umask_is_kind)
 		return 0;
 	r = sys_fchmod(call->fault, op->fd, 0600);
-	return r < 0 ? failed(op, KVIO_SITE_FCHMOD, r) : 0;
+	return r < 0 ? kvio_failed(op, KVIO_SITE_FCHMOD, r) : 0;
 }
 
 int kvio_temp_open(kvio_call *call, kvio_op *op)
@@ -120,7 +114,7 @@ int kvio_temp_open(kvio_call *call, kvio_op *op)
 	if (r < 0 && call->publish == KVIO_PUBLISH_NAMED)
 		r = open_named(call, op, flags);
 	if (r < 0)
-		return failed(op, KVIO_SITE_OPEN_TEMP, stale_or(call, op, r));
+		return kvio_failed(op, KVIO_SITE_OPEN_TEMP, stale_or(call, op, r));
 	op->fd = r;
 	r = own_mode(call, op);
 	if (r < 0)
@@ -209,12 +203,12 @@ static int replace(kvio_call *call, kvio_op *op)
 		r = link_anonymous(call, op, op->temp);
 		if (r < 0) {
 			op->temp[0] = 0;
-			return failed(op, KVIO_SITE_LINK, r);
+			return kvio_failed(op, KVIO_SITE_LINK, r);
 		}
 	}
 	r = sys_renameat2(call->fault, op->dirfd, op->temp, op->name, 0);
 	if (r < 0)
-		return failed(op, KVIO_SITE_RENAME, r);
+		return kvio_failed(op, KVIO_SITE_RENAME, r);
 	op->temp[0] = 0;
 	op->flags |= KVIO_OP_REPLACED;
 	return 0;
@@ -228,7 +222,7 @@ static int close_named_first(kvio_call *call, kvio_op *op)
 		return 0;
 	r = sys_close(call->fault, op->fd);
 	op->fd = -1;
-	return r < 0 ? failed(op, KVIO_SITE_CLOSE, r) : 0;
+	return r < 0 ? kvio_failed(op, KVIO_SITE_CLOSE, r) : 0;
 }
 
 /* 0 when the name stands (op->existed when another's block was kept); on
@@ -243,9 +237,9 @@ int kvio_temp_publish(kvio_call *call, kvio_op *op)
 		return replace(call, op);
 	r = op->temp[0] ? name_temporary(call, op) : link_anonymous(call, op, op->name);
 	if (r != -EEXIST)
-		return r < 0 ? failed(op, KVIO_SITE_LINK, r) : 0;
+		return r < 0 ? kvio_failed(op, KVIO_SITE_LINK, r) : 0;
 	if (call->if_exists == KVIO_ERROR)
-		return failed(op, KVIO_SITE_LINK, -EEXIST);
+		return kvio_failed(op, KVIO_SITE_LINK, -EEXIST);
 	/* Never judge a block twice: the second fdatasync after an error says OK. */
 	if (call->if_exists == KVIO_KEEP && !(op->flags & KVIO_OP_UNFIT)) {
 		r = kvio_standing_kept(call, op);
@@ -263,5 +257,5 @@ int kvio_sync_dir(kvio_call *call, kvio_op *op)
 {
 	int r = sys_fsync_dir(call->fault, op->dirfd);
 
-	return r < 0 ? failed(op, KVIO_SITE_FSYNC_DIR, r) : 0;
+	return r < 0 ? kvio_failed(op, KVIO_SITE_FSYNC_DIR, r) : 0;
 }

@@ -6,24 +6,6 @@
  */
 #include "transfer.h"
 
-static int failed(kvio_op *op, int site, int r)
-{
-	op->site = site;
-	return r;
-}
-
-static int corrupt(kvio_op *op, int reason)
-{
-	return failed(op, reason, KVIO_CORRUPT);
-}
-
-static int dir_is_gone(kvio_call *call, const kvio_op *op)
-{
-	struct stat st;
-
-	return !sys_fstat(call->fault, op->dirfd, &st) && !st.st_nlink;
-}
-
 static int is_regular(kvio_call *call, const kvio_op *op)
 {
 	struct stat st;
@@ -41,11 +23,11 @@ static int open_file(kvio_call *call, kvio_op *op)
 	r = sys_openat(call->fault, KVIO_SITE_OPEN_READ, op->dirfd, op->name,
 		       O_RDONLY | O_NOFOLLOW | O_NONBLOCK | direct, 0);
 	if (r == -ELOOP || r == -ENXIO || (r == -EINVAL && direct && !is_regular(call, op)))
-		return corrupt(op, KVIO_BAD_KIND);
+		return kvio_corrupt(op, KVIO_BAD_KIND);
 	if (r < 0)
-		return failed(op, KVIO_SITE_OPEN_READ,
+		return kvio_failed(op, KVIO_SITE_OPEN_READ,
 			      r == -ENOENT && !(op->flags & KVIO_OP_STANDING) &&
-				      dir_is_gone(call, op) ? -ESTALE : r);
+				      kvio_dir_is_gone(call, op) ? -ESTALE : r);
 	op->fd = r;
 	return 0;
 }
@@ -57,15 +39,16 @@ static int examine(kvio_call *call, kvio_op *op)
 	int r = sys_fstat(call->fault, op->fd, &st);
 
 	if (r < 0)
-		return failed(op, KVIO_SITE_FSTAT, r);
+		return kvio_failed(op, KVIO_SITE_FSTAT, r);
 	if (S_ISDIR(st.st_mode))	/* layout=plain: the first part of longer keys */
-		return failed(op, KVIO_SITE_OPEN_READ, -ENOENT);
+		return kvio_failed(op, KVIO_SITE_OPEN_READ, -ENOENT);
 	if (!S_ISREG(st.st_mode))
-		return corrupt(op, KVIO_BAD_KIND);
+		return kvio_corrupt(op, KVIO_BAD_KIND);
 	op->file_nbytes = (uint64_t)st.st_size;
+	op->inode = st.st_ino;
 	op->mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
 	if (call->flags & KVIO_TRAILER && op->file_nbytes < KVIO_TRAILER_BYTES)
-		return corrupt(op, KVIO_BAD_SHORT);
+		return kvio_corrupt(op, KVIO_BAD_SHORT);
 	return 0;
 }
 
@@ -89,7 +72,7 @@ static int parse(kvio_call *call, kvio_op *op, const uint8_t *trailer, struct kv
 	int reason = kvio_trailer_parse(trailer, op->file_nbytes, op->key_hash, call->verify, out);
 
 	if (reason)
-		return corrupt(op, reason);
+		return kvio_corrupt(op, reason);
 	op->block_nbytes = out->nbytes;
 	op->crc = out->crc;
 	if (out->flags & KVIO_CHECKSUM)
@@ -107,9 +90,9 @@ int kvio_load_trailer(kvio_call *call, kvio_op *op, struct kvio_trailer *out)
 	int64_t r = kvio_read_all(call, op, &iov, 1, base);
 
 	if (r < 0)
-		return failed(op, KVIO_SITE_READ, (int)r);
+		return kvio_failed(op, KVIO_SITE_READ, (int)r);
 	if ((uint64_t)r < op->file_nbytes - base)
-		return corrupt(op, KVIO_BAD_SHORT);
+		return kvio_corrupt(op, KVIO_BAD_SHORT);
 	return parse(call, op, buf + (at - base), out);
 }
 
@@ -119,8 +102,8 @@ static int load(kvio_call *call, kvio_op *op, uint64_t nbytes, uint8_t *tail, si
 	int r = kvio_stream_read(call, op, op->offset, nbytes, tail, tail_nbytes, checksum, crc);
 
 	if (r == KVIO_CORRUPT)
-		return corrupt(op, KVIO_BAD_SHORT);
-	return r < 0 ? failed(op, KVIO_SITE_READ, r) : 0;
+		return kvio_corrupt(op, KVIO_BAD_SHORT);
+	return r < 0 ? kvio_failed(op, KVIO_SITE_READ, r) : 0;
 }
 
 static int check_payload(kvio_call *call, kvio_op *op, const struct kvio_trailer *trailer,
@@ -128,7 +111,7 @@ static int check_payload(kvio_call *call, kvio_op *op, const struct kvio_trailer
 {
 	if (call->verify == KVIO_VERIFY_FULL && trailer->flags & KVIO_CHECKSUM &&
 	    crc != trailer->crc)
-		return corrupt(op, KVIO_BAD_PAYLOAD);
+		return kvio_corrupt(op, KVIO_BAD_PAYLOAD);
 	op->done = trailer->nbytes;
 	return 0;
 }
@@ -254,7 +237,7 @@ static int read_in_one_call(kvio_call *call, kvio_op *op)
 	if (r == -EISDIR || r == -EAGAIN || r == -ESPIPE || r == -EINVAL)
 		return 1;
 	if (r < 0)
-		return failed(op, KVIO_SITE_READ, (int)r);
+		return kvio_failed(op, KVIO_SITE_READ, (int)r);
 	op->file_nbytes = op->nbytes + KVIO_TRAILER_BYTES;
 	if ((uint64_t)r != op->file_nbytes) {	/* not what most files are: is this all? */
 		looked = examine(call, op);
@@ -290,6 +273,7 @@ static int read_one(kvio_call *call, kvio_op *op)
 
 	op->fd = -1;
 	op->done = 0;
+	op->hot_percent = KVIO_UNKNOWN;
 	if (kvio_cancelled(call))
 		return -ECANCELED;
 	r = open_file(call, op);
@@ -309,37 +293,6 @@ int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops)
 	return good;
 }
 
-static int stat_one(kvio_call *call, kvio_op *op)
-{
-	struct kvio_trailer trailer;
-	int r;
-
-	op->fd = -1;
-	op->mode = op->mode_taken = KVIO_MODE_BUFFERED;
-	if (kvio_cancelled(call))
-		return -ECANCELED;
-	r = kvio_open_block(call, op);
-	op->block_nbytes = op->file_nbytes;
-	if (!r && call->flags & KVIO_TRAILER)
-		r = kvio_load_trailer(call, op, &trailer);
-	return kvio_close_block(call, op, r);
-}
-
-int kvio_stat_batch(kvio_call *call, kvio_op *ops, size_t nops)
-{
-	int good = 0;
-
-	for (size_t i = 0; i < nops; i++)
-		ops[i].status = -ECANCELED;
-	for (size_t i = 0; i < nops; i++) {
-		ops[i].status = stat_one(call, &ops[i]);
-		good += !ops[i].status;
-		if (ops[i].status && call->flags & KVIO_STOP_AT_MISSING)
-			break;
-	}
-	return good;
-}
-
 /* Open a block whose ranges several threads will read; its length is then in
  * op->block_nbytes, and op->nbytes is cut down to it. */
 int kvio_read_begin(kvio_call *call, kvio_op *op)
@@ -348,6 +301,7 @@ int kvio_read_begin(kvio_call *call, kvio_op *op)
 	int r;
 
 	op->fd = -1;
+	op->hot_percent = KVIO_UNKNOWN;
 	r = kvio_open_block(call, op);
 	if (!r) {
 		kvio_choose_mode(call, op);

@@ -3,12 +3,6 @@
 
 #define SCRATCH_BYTES ((size_t)64 << 10)
 
-static int failed(kvio_op *op, int site, int r)
-{
-	op->site = site;
-	return r;
-}
-
 /* Make the standing block durable; it was perhaps written by someone who asked
  * for less.  fdatasync reports a writeback that failed while the inode was in
  * memory, reading the block through finds one that failed before.  On any
@@ -21,7 +15,7 @@ static int promote(kvio_call *call, kvio_op *op, kvio_op *standing)
 	int r = sys_fdatasync(call->fault, standing->fd);
 
 	if (r < 0)
-		return failed(op, KVIO_SITE_FDATASYNC, r);
+		return kvio_failed(op, KVIO_SITE_FDATASYNC, r);
 	if (!(call->flags & KVIO_TRAILER))
 		return 0;
 	reading.bounce = scratch;
@@ -61,7 +55,7 @@ int kvio_standing_kept(kvio_call *call, kvio_op *op)
 	if (r == -ENOENT)
 		return 0;
 	if (r < 0 && r != KVIO_CORRUPT)
-		return failed(op, standing.site, r);
+		return kvio_failed(op, standing.site, r);
 	op->existed = 1;
 	op->crc = trailer.crc;
 	op->flags |= standing.flags & KVIO_OP_HAS_CHECKSUM;

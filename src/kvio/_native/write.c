@@ -14,12 +14,6 @@
 /* Looking for a standing block first costs as much as writing this many bytes in vain. */
 #define LOOK_BYTES ((uint64_t)64 << 10)
 
-static int failed(kvio_op *op, int site, int r)
-{
-	op->site = site;
-	return r;
-}
-
 static int live(const kvio_op *op)
 {
 	return !op->status && !op->existed;
@@ -35,7 +29,7 @@ static int sync_bytes(kvio_call *call, kvio_op *op)
 {
 	int r = sys_fdatasync(call->fault, op->fd);
 
-	return r < 0 ? failed(op, KVIO_SITE_FDATASYNC, r) : 0;
+	return r < 0 ? kvio_failed(op, KVIO_SITE_FDATASYNC, r) : 0;
 }
 
 /* Bytes on a fresh inode: no name yet, not yet synced. */
@@ -49,7 +43,7 @@ static int put_bytes(kvio_call *call, kvio_op *op)
 	r = kvio_stream_write(call, op, 0, op->nbytes, 1, &op->crc);
 	if (r < 0) {
 		kvio_temp_drop(call, op);
-		return failed(op, KVIO_SITE_WRITE, r);
+		return kvio_failed(op, KVIO_SITE_WRITE, r);
 	}
 	return 0;
 }
@@ -85,7 +79,7 @@ static int begin(kvio_call *call, kvio_op *op)
 	op->existed = 0;
 	op->mode_taken = op->mode;
 	if (op->dirfd < 0)
-		return failed(op, KVIO_SITE_OPEN_DIR, op->dirfd);
+		return kvio_failed(op, KVIO_SITE_OPEN_DIR, op->dirfd);
 	return kvio_cancelled(call) ? -ECANCELED : 0;
 }
 
@@ -190,7 +184,7 @@ static void close_one(kvio_call *call, kvio_op *op)
 	if (r < 0 && !op->status) {
 		if (!(op->flags & KVIO_OP_REPLACED))
 			sys_unlinkat(call->fault, op->dirfd, op->name);
-		op->status = failed(op, KVIO_SITE_CLOSE, r);
+		op->status = kvio_failed(op, KVIO_SITE_CLOSE, r);
 	}
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final, Literal, TypeAlias
 
-from kvio.policies import DEFAULT_CALIBRATION, Calibration, Step
+from kvio.policies import BY_SIZE, CACHE_AWARE, Calibration, Step
 from kvio.tuning.measuring import Cell
 from kvio.types import IOMode, KiB
 
@@ -26,9 +26,11 @@ STEPPING: Final = math.log(1.10)
 
 
 def default_steps(direction: Direction) -> tuple[Step, ...]:
-    """Give the steps that stand without calibration."""
-    table = DEFAULT_CALIBRATION.write if direction == "write" else DEFAULT_CALIBRATION.read
-    return table[1]
+    """Give the steps that stand without calibration.
+
+    Those of reads where the page cache can be asked: cold reads are what is measured.
+    """
+    return BY_SIZE.write[1] if direction == "write" else CACHE_AWARE.read[1]
 
 
 def medians(row: Sequence[Cell], direction: Direction) -> dict[int, dict[IOMode, float]]:

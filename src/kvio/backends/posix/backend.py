@@ -17,6 +17,7 @@ from kvio.backends.posix.medium import Medium, examine
 from kvio.backends.posix.modes import chooser
 from kvio.backends.posix.options import PosixOptions, options_from_url
 from kvio.backends.posix.quick import Quick
+from kvio.backends.posix.recent import reach_bytes
 from kvio.backends.posix.root import (
     CALIBRATION_NAME,
     TEMP_MARK,
@@ -26,7 +27,7 @@ from kvio.backends.posix.root import (
 )
 from kvio.buffers import BouncePool, total_bytes
 from kvio.errors import BlockNotFoundError, ConfigError, KvioError, UnsupportedError, storage_error
-from kvio.policies import Always, Policy, load_calibration
+from kvio.policies import BY_SIZE, CACHE_AWARE, Always, Policy, load_calibration
 from kvio.policies import Hybrid as HybridPolicy
 from kvio.types import (
     BlockResult,
@@ -94,13 +95,14 @@ class PosixBackend(Backend):
         if durable and places is not None:
             make_fan_out(directories)
         policy = self.choose_policy(medium)
+        fixed = isinstance(policy, Always)
         return Engine(
             name=self.name,
             options=options,
             medium=medium,
             for_write=chooser(policy.for_write),
             for_read=chooser(policy.for_read),
-            fixed=chooser(policy.for_write)(0, 1) if isinstance(policy, Always) else None,
+            fixed=chooser(policy.for_write)(0, 1) if fixed else None,
             directories=directories,
             places=places,
             bounce=BouncePool(options.segment_bytes, limit=_KEPT_BOUNCE_BUFFERS),
@@ -110,6 +112,7 @@ class PosixBackend(Backend):
                 offset_align=medium.offset_align,
                 chunk_bytes=options.chunk_bytes,
                 temp_prefix=prefix.encode(),
+                reach_bytes=0 if fixed else reach_bytes(),
             ),
         )
 
@@ -289,7 +292,7 @@ class Hybrid(PosixBackend):
             return Always(IOMode.BUFFERED)
         path = Path(self.options.root, CALIBRATION_NAME)
         if self.options.calibration == "none" or not path.exists():
-            return HybridPolicy()
+            return HybridPolicy(CACHE_AWARE if medium.cachestat else BY_SIZE)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as exc:

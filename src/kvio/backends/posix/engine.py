@@ -96,14 +96,13 @@ class Engine:
         return outcome.was_read(blocks, ops, self.name)
 
     def count_present(self, keys: Sequence[str]) -> int:
-        """Count how many keys from the front have an intact trailer."""
+        """Count how many keys from the front have a file long enough for a block."""
         n = len(keys)
         ops = self.run(
-            lib.kvio_stat_batch,
+            lib.kvio_look_batch,
             Blocks(keys, [()] * n, [0] * n),
             [LOOK],
-            self.flags | lib.KVIO_STOP_AT_MISSING,
-            verify=self.options.verify,
+            self.flags,
             moves=False,
         )
         found = ops.leading()
@@ -235,7 +234,7 @@ class Engine:
                     for index in ops.homeless_indices():
                         fd = self._directory(LEAVES[ops.leaf(index)], create, leased)
                         ops.set_directory(index, fd)
-                        if fd < 0 and flags & lib.KVIO_STOP_AT_MISSING:
+                        if fd < 0 and function is lib.kvio_look_batch:
                             break
                 if ops.run(function, call) != ops.count and ops.sum_up().stale:
                     self._repeat_stale(function, call, blocks.keys, ops, create, leased)

@@ -1,0 +1,38 @@
+/*
+ * What was lately read past the page cache.  A block that is read once should not
+ * push other data out; one that is read again soon should be in memory for the
+ * third reader.  So the first cold read of a block is noted here and goes direct,
+ * and the next goes through the page cache, unless so much was read between the two
+ * that the cache would not have kept it.
+ */
+#include "kvio.h"
+
+#define POSITION_BITS 40
+#define POSITION_UNIT 4096
+
+/* The finalizer of SplitMix64: every bit of the input moves every bit of the output. */
+static uint64_t mix(uint64_t x)
+{
+	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return x ^ (x >> 31);
+}
+
+/* A slot holds the upper bits of the range's hash and the position, in all bytes
+ * read directly so far, at which it was read.  Threads may lose each other's notes;
+ * then a block stays out of the page cache for one more read. */
+int kvio_read_lately(kvio_recent *recent, const kvio_op *op, uint64_t nbytes)
+{
+	const uint64_t positions = (UINT64_C(1) << POSITION_BITS) - 1;
+	uint64_t hash = mix(mix(op->inode + op->offset) ^ (uint64_t)op->mtime_ns);
+	uint64_t *slot = &recent->slots[hash % KVIO_RECENT_SLOTS];
+	uint64_t now = __atomic_add_fetch(&recent->read_bytes, nbytes, __ATOMIC_RELAXED);
+	uint64_t seen = __atomic_load_n(slot, __ATOMIC_RELAXED), at = now / POSITION_UNIT;
+	uint64_t since = (at - seen) & positions;
+	int lately = seen && !((seen ^ hash) & ~positions) &&
+		     since <= recent->reach_bytes / POSITION_UNIT;
+
+	__atomic_store_n(slot, lately ? 0 : (hash & ~positions) | (at & positions),
+			 __ATOMIC_RELAXED);
+	return lately;
+}
