@@ -64,6 +64,20 @@ def test_a_run_without_a_plot_is_still_reported(tmp_path: Path) -> None:
     assert "no plot" in report.page(runs)
 
 
+def test_a_run_without_speeds_shows_its_own_table(tmp_path: Path) -> None:
+    """What an experiment found out about file systems is on the page, without a plot."""
+    path = write_run(tmp_path / "a", plot=False) / "hybrid.json"
+    table = [{"file system": "ext4", "durable": "y<e>s"}, {"file system": "tmpfs", "durable": "no"}]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "table": table}))
+    page = report.page(report.load(tmp_path))
+
+    assert "<th>file system</th><th>durable</th>" in page
+    assert "<td>ext4</td><td>y&lt;e&gt;s</td>" in page
+    assert "<td>tmpfs</td><td>no</td>" in page
+    assert "no plot" not in page
+    assert "MB/s" not in page
+
+
 def test_two_runs_are_compared_where_both_measured(tmp_path: Path) -> None:
     """The largest change is first; what only one has is left out."""
     before = report.load(

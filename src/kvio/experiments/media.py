@@ -279,7 +279,8 @@ def _notes(kinds: Sequence[str], tour: _Tour, file_system: FileSystem) -> list[s
         f"{ROOM_BYTES / GiB:.0f} GiB and empty; where it is on a disk, an image file on a loop "
         "device with direct I/O to the image: not what the disk itself would give",
         f"hybrid: after {tour.tune_s:.0f} s of kvio tune; a block size measured in fewer than "
-        f"{TUNE_ROUNDS} rounds keeps the default (writes direct from 2 MiB, reads from 8 MiB)",
+        f"{TUNE_ROUNDS} rounds keeps the default (writes direct from 2 MiB, cold reads from "
+        "64 KiB)",
         "hot reads are buffered, whatever the table says of cold ones",
         "as root: linkat by descriptor asks others for CAP_DAC_READ_SEARCH before Linux 6.10",
         *(f"{KINDS[found.kind]}: {note}" for found in tour.found for note in found.notes),

@@ -126,12 +126,20 @@ def _section(run: Recorded) -> str:
     content = run.content
     notes = "".join(f"<li>{html.escape(str(note))}</li>" for note in content["notes"])
     facts = json.dumps({name: content[name] for name in ("machine", "file_system")}, indent=1)
+    told = _html_table(_own_table(content["table"])) if content.get("table") else ""
+    if content["summaries"]:
+        told += _plot(run.path.with_suffix(".png")) + _html_table(_speeds(run))
     return (
         f"<h2>{html.escape(str(content['title']))}</h2>"
         f"<p>{html.escape(str(content['machine']['utc']))}</p><ul>{notes}</ul>"
-        f"{_plot(run.path.with_suffix('.png'))}{_html_table(_speeds(run))}"
+        f"{told}"
         f"<details><summary>machine</summary><pre>{html.escape(facts)}</pre></details>"
     )
+
+
+def _own_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Make the table of an experiment whose results are no speeds."""
+    return Table(title="", headings=tuple(rows[0]), rows=[tuple(row.values()) for row in rows])
 
 
 def _plot(path: Path) -> str:
