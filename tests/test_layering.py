@@ -18,7 +18,7 @@ SOURCE = Path(kvio.__file__).parent
 #: The public names, as a user imports them: ``kvio`` itself, and its types and errors.
 PUBLIC = {"kvio", "types", "errors"}
 _MEDIA = {"backends.posix"}
-_BACKEND = {"abc", "errors", "types", "url", "format", "buffers", "policies", "_native"}
+_BACKEND = {"abc", "errors", "types", "url", "format", "buffers", "policies", "_native", "s3"}
 
 #: What each module or package may import of kvio, besides itself. Nothing may import what is not
 #: named here; a new module must find its place.
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "abc": {"types", "errors", "url"},
     "_dlpack": {"_native", "errors"},
     "buffers": {"_native", "_dlpack", "types", "errors"},
+    "s3": {"abc", "errors", "executor", "types", "url", "format", "_native"},
     "backends": _BACKEND,
     "wrappers": {"abc", "errors", "types"},
     "registry": {"abc", "errors"},

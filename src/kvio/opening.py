@@ -9,7 +9,7 @@ from kvio.calls import Settings
 from kvio.errors import ConfigError
 from kvio.store import Store
 from kvio.types import Durability, GiB, Layout, Verify
-from kvio.url import OptionValue, StoreURL, parse_size, parse_url
+from kvio.url import OptionValue, StoreURL, hide, parse_size, parse_url
 
 
 def open_store(
@@ -52,7 +52,7 @@ def open_store(
         for name, value in extra.items():
             if name in parsed.options and parsed.options[name] != value:
                 raise ConfigError(f"option {name!r} is given twice: in the URL and beside it")
-            merged[name] = value
+            merged[name] = hide(name, value)
     full = StoreURL(parsed.scheme, parsed.host, parsed.path, merged)
     settings = Settings(
         io_threads=_default_threads() if io_threads is None else io_threads,

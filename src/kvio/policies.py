@@ -21,6 +21,7 @@ READ_DIRECT_FROM: Final = 8 * MiB
 #: here on, 2.6 times at 4 MiB (ext4 on virtio; docs/experiments/hybrid.md).
 COLD_READ_DIRECT_FROM: Final = 64 * KiB
 CALIBRATION_VERSION: Final = 1
+_FILE_MODES: Final = (IOMode.BUFFERED, IOMode.DONTCACHE, IOMode.DIRECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,6 @@ def _load_table(content: Any) -> dict[int, tuple[Step, ...]]:
 def _load_step(content: Any) -> Step:
     below = content["below_nbytes"]
     mode = IOMode(content["mode"])
-    if mode is IOMode.MEMORY or not (below is None or (type(below) is int and below >= 0)):
+    if mode not in _FILE_MODES or not (below is None or (type(below) is int and below >= 0)):
         raise ValueError(f"not a step: {content!r}")
     return Step(below, mode)

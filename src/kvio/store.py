@@ -390,7 +390,7 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.capabilities.shared:
             raise UnsupportedError(f"a {self._url.scheme} store cannot go to another process")
-        return Store, (self._url, self._settings)
+        return Store, (self._url.without_secrets(), self._settings)
 
     def _after_fork(self) -> None:
         if self._calls.closed:

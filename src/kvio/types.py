@@ -116,6 +116,8 @@ class IOMode(StrEnum):
     DONTCACHE = "dontcache"
     DIRECT = "direct"
     MEMORY = "memory"
+    PUT = "put"
+    MULTIPART = "multipart"
 
 
 class BlockStatus(StrEnum):

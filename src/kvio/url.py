@@ -7,13 +7,52 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import (
+    Any,
+    Final,
+    Literal,
+    Never,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kvio.errors import ConfigError
 
-OptionValue: TypeAlias = str | int | float | bool | None
+
+class Secret:
+    """A credential: never shown, never pickled."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """Give the value, to whoever must send or sign with it."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __reduce__(self) -> Never:
+        raise TypeError("a secret is not pickled")
+
+
+OptionValue: TypeAlias = str | int | float | bool | Secret | None
 T = TypeVar("T")
+
+#: Options that are credentials, whatever backend they are for.
+SECRET_OPTIONS: Final = frozenset({"access_key", "secret_key", "session_token"})
 
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6}
 _UNITS |= {"gb": 10**9, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "b": 1}
@@ -36,6 +75,11 @@ class StoreURL:
     host: str = ""
     path: str = ""
     options: Mapping[str, OptionValue] = field(default_factory=dict)
+
+    def without_secrets(self) -> StoreURL:
+        """Give the same URL without credentials."""
+        kept = {k: v for k, v in self.options.items() if not isinstance(v, Secret)}
+        return StoreURL(self.scheme, self.host, self.path, kept)
 
 
 def parse_url(text: str) -> StoreURL:
@@ -66,8 +110,15 @@ def parse_url(text: str) -> StoreURL:
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name in options:
             raise ConfigError(f"option {name!r} is given twice")
+        if name in SECRET_OPTIONS:
+            raise ConfigError(f"a store URL must not hold credentials: {name} goes into options=")
         options[name] = value
     return StoreURL(scheme, parts.netloc, unquote(parts.path), options)
+
+
+def hide(name: str, value: OptionValue) -> OptionValue:
+    """Make a secret of an option that is one."""
+    return Secret(value) if name in SECRET_OPTIONS and isinstance(value, str) else value
 
 
 def parse_size(text: str | int) -> int:
@@ -122,6 +173,10 @@ def _convert(name: str, value: OptionValue, hint: Any) -> Any:
         return _convert_float(name, value)
     if hint is str and isinstance(value, str):
         return value
+    if hint is Secret and isinstance(value, str | Secret):
+        return Secret(value) if isinstance(value, str) else value
+    if name in SECRET_OPTIONS:
+        raise ConfigError(f"option {name!r} must be text")
     raise ConfigError(f"option {name!r} must be {getattr(hint, '__name__', hint)}, not {value!r}")
 
 

@@ -1,0 +1,59 @@
+"""Bytes in several pieces: cut, joined, checksummed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kvio import _native
+from kvio.types import Parts
+
+
+def total_bytes(parts: Parts) -> int:
+    """Sum the lengths."""
+    return sum(map(len, parts))
+
+
+def cut(parts: Parts, start: int, stop: int) -> list[memoryview]:
+    """Give the pieces that hold bytes *start* to *stop* of the whole; nothing is copied."""
+    pieces = []
+    for part in parts:
+        piece = part[max(0, start) : max(0, stop)]
+        if len(piece):
+            pieces.append(piece)
+        start -= len(part)
+        stop -= len(part)
+        if stop <= 0:
+            break
+    return pieces
+
+
+def scatter(pieces: Iterable[Any], parts: Parts) -> int:
+    """Copy what a library answered into the parts, as far as it fits, and count it."""
+    done = 0
+    for answered in pieces:
+        piece: memoryview = memoryview(answered)
+        at = 0
+        for target in cut(parts, done, done + len(piece)):
+            target[:] = piece[at : at + len(target)]
+            at += len(target)
+        done += at
+    return done
+
+
+def join(parts: Parts) -> bytes:
+    """Copy the pieces into one."""
+    return b"".join(parts)
+
+
+def ranges(nbytes: int, step: int) -> Iterator[tuple[int, int]]:
+    """Cut [0, nbytes) into (start, stop)."""
+    for start in range(0, nbytes, step):
+        yield start, min(nbytes, start + step)
+
+
+def crc32c(parts: Parts, value: int = 0) -> int:
+    """Continue a CRC32C over the pieces."""
+    for part in parts:
+        value = _native.crc32c(part, value)
+    return value

@@ -1,0 +1,97 @@
+"""Deadlines for a library that has none: its calls run on threads that can be given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Protocol, TypeVar
+
+from kvio.abc import RunAll
+from kvio.executor import Executor
+from kvio.s3 import body
+from kvio.s3.conditions import Condition, Refused
+from kvio.s3.objects import Got, Head, Objects, Traits
+from kvio.s3.options import S3Options
+from kvio.types import Parts
+
+T = TypeVar("T")
+
+
+class Fetching(Objects, Protocol):
+    """A library that answers in memory of its own."""
+
+    def fetch(
+        self, name: str, start: int, stop: int | None, room: int
+    ) -> tuple[Sequence[Any], int, str | None]:
+        """Get the buffers that hold an object's bytes, its length, and its ETag if known.
+
+        None of them where the object from *start* on is longer than *room* and *stop* is None.
+        """
+
+
+class Bounded:
+    """The same objects; every call ends in time, or is given up and never heard of again.
+
+    A thread whose call was given up is left behind; since the library answers in memory of its
+    own, it never writes where its caller has gone on. A waiting caller hears Ctrl-C.
+    """
+
+    def __init__(self, inner: Fetching, options: S3Options) -> None:
+        self._inner = inner
+        self._timeout_s = options.request_timeout_s
+        self._threads = Executor(threads=options.connections, max_queued_bytes=1)
+
+    @property
+    def traits(self) -> Traits:
+        """What the library can do."""
+        return self._inner.traits
+
+    def check_bucket(self) -> None:
+        """Make one request that tells whether the bucket is there."""
+        self._run(self._inner.check_bucket)
+
+    def put(
+        self, name: str, parts: Parts, *, crc32c: int | None, only_new: bool, run_all: RunAll
+    ) -> None:
+        """Store the joined parts."""
+        self._run(
+            lambda: self._inner.put(name, parts, crc32c=crc32c, only_new=only_new, run_all=run_all)
+        )
+
+    def get_into(self, name: str, parts: Parts, start: int, stop: int | None) -> Got:
+        """Fill the parts from an object."""
+        room = body.total_bytes(parts)
+        pieces, total, etag = self._run(lambda: self._inner.fetch(name, start, stop, room))
+        return Got(body.scatter(pieces, parts), total, etag)
+
+    def get_tail(self, name: str, nbytes: int) -> tuple[bytes, Got]:
+        """Fetch the last bytes of an object."""
+        return self._run(lambda: self._inner.get_tail(name, nbytes))
+
+    def head(self, name: str) -> Head:
+        """Ask for an object's length."""
+        return self._run(lambda: self._inner.head(name))
+
+    def delete(self, name: str) -> None:
+        """Remove an object."""
+        self._run(lambda: self._inner.delete(name))
+
+    def list_names(self, prefix: str) -> Iterator[str]:
+        """Yield names, each within the time of a request."""
+        names = self._inner.list_names(prefix)
+        while (name := self._run(lambda: next(names, None))) is not None:
+            yield name
+
+    def close(self) -> None:
+        """Give back connections."""
+        self._threads.close(timeout=0.0)
+        self._inner.close()
+
+    def _run(self, call: Callable[[], T]) -> T:
+        job = self._threads.submit(call, nbytes=0, read=True)
+        try:
+            result: T = job.future.result(self._timeout_s)
+        except FutureTimeoutError:
+            self._threads.abandon(job)
+            raise Refused(Condition.TIMEOUT, f"no end after {self._timeout_s:g} s") from None
+        return result

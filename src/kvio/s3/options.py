@@ -1,0 +1,197 @@
+"""The options of the S3 backends, one set for every library."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from kvio.errors import ConfigError
+from kvio.types import MAX_KEY_CHARACTERS, Durability, GiB, Layout, MiB, Verify, is_key
+from kvio.url import Secret, StoreURL, typed_options
+
+#: What S3 allows.
+MIN_PART_BYTES: Final = 5 * MiB
+MAX_PART_BYTES: Final = 5 * GiB
+MAX_PARTS: Final = 10_000
+MAX_NAME_BYTES: Final = 1024
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]").fullmatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Options:
+    """What can be chosen when an S3 store is opened.
+
+    Attributes:
+        bucket, prefix: where the blocks are; keys lie below ``prefix/``.
+        endpoint_url: the server, ``https://host:port``; None: AWS.
+        region: what requests are signed for.
+        access_key, secret_key, session_token: None: the library's own chain of providers.
+        addressing: the bucket in the ``path`` or in the host name (``virtual``); ``auto``: path
+            where an endpoint is given.
+        tls_verify: check the server's certificate.
+        ca_file: trust these certificates instead of the system's.
+        part_bytes: larger blocks are written in parts and read in ranges of this size.
+        connections: kept open at most; no fewer than the threads that use the store.
+        connect_timeout_s, read_timeout_s: for a connection, and for the next bytes of an answer.
+        request_timeout_s: for one request, where the library has no timeout of its own.
+        retries: how often a request that failed in passing is made again.
+        checksum: ``crc32c`` in every trailer, and sent with the body where the library can.
+        payload_signing: ``signed`` (SHA-256 of the body), ``unsigned``, or ``auto``: unsigned over
+            TLS.
+        conditional: ``probe`` whether the server honours If-None-Match before it is relied on,
+            ``trust`` it, or never use it (``off``).
+        durability, layout, verify: as for every store.
+        namespace: goes into every trailer; blocks of another namespace are refused.
+    """
+
+    bucket: str
+    prefix: str = ""
+    endpoint_url: str | None = None
+    region: str = "us-east-1"
+    access_key: Secret | None = None
+    secret_key: Secret | None = None
+    session_token: Secret | None = None
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    tls_verify: bool = True
+    ca_file: str | None = None
+    part_bytes: int = 8 * MiB
+    connections: int = 64
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 30.0
+    request_timeout_s: float = 300.0
+    retries: int = 3
+    checksum: Literal["crc32c", "none"] = "crc32c"
+    payload_signing: Literal["auto", "signed", "unsigned"] = "auto"
+    conditional: Literal["probe", "trust", "off"] = "probe"
+    durability: Durability = "visible"
+    layout: Layout = "block"
+    verify: Verify = "full"
+    namespace: str = ""
+
+    def __post_init__(self) -> None:
+        _check_names(self)
+        _check_endpoint(self)
+        _check_numbers(self)
+
+    @property
+    def tls(self) -> bool:
+        """The server is spoken to over TLS."""
+        return self.endpoint_url is None or self.endpoint_url.startswith("https:")
+
+    @property
+    def host(self) -> str | None:
+        """``host:port`` of the endpoint, or None for AWS."""
+        return urlsplit(self.endpoint_url).netloc if self.endpoint_url else None
+
+    @property
+    def path_style(self) -> bool:
+        """The bucket goes into the path."""
+        if self.addressing == "auto":
+            return self.endpoint_url is not None
+        return self.addressing == "path"
+
+    @property
+    def signs_payload(self) -> bool:
+        """Bodies are hashed with SHA-256 for their signature."""
+        return self.payload_signing == "signed" or (self.payload_signing == "auto" and not self.tls)
+
+    @property
+    def name_prefix(self) -> str:
+        """What stands before a key in an object's name."""
+        return f"{self.prefix}/" if self.prefix else ""
+
+
+def options_from_url(url: StoreURL, environ: Mapping[str, str] = os.environ) -> S3Options:
+    """Read options from ``scheme://bucket/prefix?option=value``.
+
+    Endpoint and region that are not given are taken from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,
+    AWS_REGION and AWS_DEFAULT_REGION, as every AWS tool does.
+
+    Raises:
+        ConfigError: an option or the URL is wrong.
+    """
+    if not url.host:
+        raise ConfigError(f"{url.scheme} needs a bucket: {url.scheme}://bucket/prefix")
+    options = dict(url.options)
+    if "bucket" in options or "prefix" in options:
+        raise ConfigError(f"bucket and prefix go into the URL: {url.scheme}://bucket/prefix")
+    for name, variables in _FROM_ENVIRONMENT.items():
+        found = next((environ[v] for v in variables if environ.get(v)), None)
+        if options.get(name) is None and found:
+            options[name] = found
+    return typed_options(S3Options, {**options, "bucket": url.host, "prefix": url.path.strip("/")})
+
+
+_FROM_ENVIRONMENT: Final = {
+    "endpoint_url": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+}
+
+
+def _check_names(options: S3Options) -> None:
+    if not _BUCKET(options.bucket) or ".." in options.bucket:
+        raise ConfigError(f"not a bucket name: {options.bucket!r:.80}")
+    room = MAX_NAME_BYTES - MAX_KEY_CHARACTERS - 1
+    segments = options.prefix.split("/") if options.prefix else []
+    if len(options.prefix) > room or not all(map(is_key, segments)):
+        raise ConfigError(
+            f"not a prefix: {options.prefix!r:.80}: at most {room} characters, segments of "
+            "[A-Za-z0-9_][A-Za-z0-9._=@+-]* joined by '/'"
+        )
+    if "\0" in options.namespace:
+        raise ConfigError("option 'namespace' must not contain a zero byte")
+    if (options.access_key is None) != (options.secret_key is None):
+        raise ConfigError("access_key and secret_key are given together or not at all")
+    if options.session_token is not None and options.secret_key is None:
+        raise ConfigError("session_token needs access_key and secret_key")
+
+
+def _check_endpoint(options: S3Options) -> None:
+    url = options.endpoint_url
+    if url is None:
+        return
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"endpoint_url must start with http:// or https://, not {url!r:.80}")
+    parts = urlsplit(url)
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ConfigError(f"endpoint_url has no such port: {url!r:.80}") from None
+    if not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment:
+        raise ConfigError(f"endpoint_url must be scheme://host:port alone, not {url!r:.80}")
+    if "@" in parts.netloc:
+        raise ConfigError("endpoint_url must not hold credentials")
+    if not options.tls and (options.ca_file is not None or not options.tls_verify):
+        raise ConfigError("ca_file and tls_verify are for https, and the endpoint is http")
+    in_the_clear = not options.tls and not is_loopback(parts.hostname)
+    if in_the_clear and options.payload_signing == "unsigned":
+        raise ConfigError(
+            "payload_signing='unsigned' over plain http is for loopback addresses alone: anybody "
+            "between could change what is stored"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host name can only be this machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_numbers(options: S3Options) -> None:
+    if not MIN_PART_BYTES <= options.part_bytes <= MAX_PART_BYTES:
+        raise ConfigError("option 'part_bytes' must be 5 MiB to 5 GiB: S3 takes no other parts")
+    if options.connections < 1 or options.retries < 0:
+        raise ConfigError("'connections' must be at least 1, and 'retries' not negative")
+    for name in ("connect_timeout_s", "read_timeout_s", "request_timeout_s"):
+        if not getattr(options, name) > 0:
+            raise ConfigError(f"option {name!r} must be above 0 seconds")
+    if options.ca_file is not None and not os.path.isfile(options.ca_file):
+        raise ConfigError(f"ca_file {options.ca_file!r:.200} is not a file")

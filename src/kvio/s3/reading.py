@@ -1,0 +1,184 @@
+"""Reading objects: whole, in ranges side by side, by a part, or only the end."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from kvio.abc import RunAll
+from kvio.errors import BlockSizeError, CorruptBlockError
+from kvio.s3 import body, trailers
+from kvio.s3.asking import Asking
+from kvio.s3.conditions import Condition, Refused
+from kvio.s3.objects import Got, Head, Objects
+from kvio.s3.options import S3Options
+from kvio.types import BlockStat, Cancellation, Parts
+
+#: How often an object may be replaced while its ranges are read.
+_ATTEMPTS: Final = 4
+
+
+class Reader:
+    """Reads and judges the blocks of one store."""
+
+    def __init__(self, options: S3Options, ask: Asking, run_all: RunAll) -> None:
+        self._options = options
+        self._ask = ask
+        self._run_all = run_all
+
+    def name(self, key: str) -> str:
+        """Say which object holds a key."""
+        return self._options.name_prefix + key
+
+    def stat(self, objects: Objects, key: str) -> BlockStat:
+        """Describe a block by its end, or by its length where it has no trailer.
+
+        Raises:
+            KvioError: there is none, or its end is not one.
+        """
+        if self._options.layout == "plain":
+            head = self._head(objects, key)
+            return BlockStat(key, head.nbytes, None, head.nbytes, head.mtime_ns)
+        end, got = self._ask(
+            lambda: objects.get_tail(self.name(key), trailers.NBYTES), "look at", key=key
+        )
+        trailer = trailers.judge(end, total=got.total, namespace=self._options.namespace, key=key)
+        return BlockStat(key, trailer.nbytes, trailer.checksum, got.total, None)
+
+    def whole(
+        self, objects: Objects, key: str, out: Parts, cancel: Cancellation | None = None
+    ) -> int:
+        """Fill *out* with a whole block, check it, and return its length.
+
+        Raises:
+            KvioError: there is none, it does not fit, or it is not as it was written.
+        """
+        tail = memoryview(bytearray(trailers.NBYTES))
+        plain = self._options.layout == "plain"
+        target = [*out, tail[:1]] if plain else [*out, tail]  # one more byte shows what is too long
+        got = self._fetch(objects, key, target, cancel)
+        if plain:
+            if got.total > body.total_bytes(out):
+                raise _too_large(key, got.total, body.total_bytes(out))
+            return got.nbytes
+        return self._check(objects, key, out, target, got)
+
+    def part(
+        self,
+        objects: Objects,
+        key: str,
+        out: Parts,
+        start: int,
+        nbytes: int,
+        cancel: Cancellation | None = None,
+    ) -> int:
+        """Fill *out* with at most *nbytes* bytes from *start*; of the rest only the end is checked.
+
+        Raises:
+            KvioError: there is no block, its end is not one, or it ends before *start*.
+        """
+        target = body.cut(out, 0, nbytes)
+        if self._options.layout == "plain" and body.total_bytes(target) <= self._options.part_bytes:
+            return self._one_range(objects, key, target, start, cancel)
+        size = self.stat(objects, key).nbytes
+        if start > size:
+            raise BlockSizeError(f"offset {start} lies beyond block {key!r}", key=key)
+        target = body.cut(target, 0, size - start)
+        self._in_ranges(objects, key, target, start, None, cancel)
+        return body.total_bytes(target)
+
+    def scrub(self, objects: Objects, key: str) -> int:
+        """Check a block to its last byte and return its length; nothing is delivered."""
+        stat = self.stat(objects, key)
+        room = memoryview(bytearray(min(stat.nbytes, self._options.part_bytes)))
+        crc = 0
+        for start, stop in body.ranges(stat.nbytes, self._options.part_bytes):
+            piece = room[: stop - start]
+            self._in_ranges(objects, key, [piece], start, None, None)
+            crc = body.crc32c([piece], crc)
+        if stat.checksum is not None and crc != stat.checksum:
+            text = f"block {key!r} is corrupt: the payload's checksum is wrong"
+            raise CorruptBlockError(text, key=key)
+        return stat.nbytes
+
+    def _head(self, objects: Objects, key: str) -> Head:
+        return self._ask(lambda: objects.head(self.name(key)), "look at", key=key)
+
+    def _fetch(self, objects: Objects, key: str, target: Parts, cancel: Cancellation | None) -> Got:
+        """Get an object from its beginning, as far as it fits."""
+        room = body.total_bytes(target)
+        if room <= self._options.part_bytes + trailers.NBYTES:
+            return self._ask(
+                lambda: objects.get_into(self.name(key), target, 0, None),
+                "read",
+                key=key,
+                cancel=cancel,
+            )
+        for _ in range(_ATTEMPTS):
+            head = self._head(objects, key)
+            wanted = body.cut(target, 0, head.nbytes)
+            if self._in_ranges(objects, key, wanted, 0, head, cancel):
+                return Got(body.total_bytes(wanted), head.nbytes, head.etag)
+        raise CorruptBlockError(f"block {key!r} was replaced each time it was read", key=key)
+
+    def _one_range(
+        self, objects: Objects, key: str, target: Parts, start: int, cancel: Cancellation | None
+    ) -> int:
+        stop = start + body.total_bytes(target)
+        if stop > start:
+            try:
+                return self._ask(
+                    lambda: objects.get_into(self.name(key), target, start, stop),
+                    "read",
+                    key=key,
+                    cancel=cancel,
+                ).nbytes
+            except BlockSizeError:
+                pass  # at the end, or beyond it
+        if start > self._head(objects, key).nbytes:
+            raise BlockSizeError(f"offset {start} lies beyond block {key!r}", key=key)
+        return 0
+
+    def _in_ranges(
+        self,
+        objects: Objects,
+        key: str,
+        target: Parts,
+        start: int,
+        head: Head | None,
+        cancel: Cancellation | None,
+    ) -> bool:
+        """Fill *target* by ranges side by side; False: the object was not the same for all."""
+
+        def get(first: int, last: int) -> Got:
+            pieces = body.cut(target, first, last)
+            got = objects.get_into(self.name(key), pieces, start + first, start + last)
+            if got.nbytes != last - first:
+                raise Refused(Condition.LOST, f"{got.nbytes} of {last - first} bytes came")
+            return got
+
+        step = self._options.part_bytes
+        tasks = [
+            partial(self._ask, partial(get, first, last), "read", key=key, cancel=cancel)
+            for first, last in body.ranges(body.total_bytes(target), step)
+        ]
+        answers = self._run_all(tasks) if len(tasks) > 1 else [task() for task in tasks]
+        lengths = {got.total for got in answers} | ({head.nbytes} if head else set())
+        etags = {got.etag for got in answers} | ({head.etag} if head else set())
+        return len(lengths) <= 1 and len(etags - {None}) <= 1
+
+    def _check(self, objects: Objects, key: str, out: Parts, target: Parts, got: Got) -> int:
+        room = body.total_bytes(out)
+        if got.total > got.nbytes:  # longer than expected: a larger block, or a broken one
+            raise _too_large(key, self.stat(objects, key).nbytes, room)
+        end = body.join(body.cut(target, max(0, got.nbytes - trailers.NBYTES), got.nbytes))
+        trailer = trailers.judge(end, total=got.total, namespace=self._options.namespace, key=key)
+        if trailer.nbytes > room:
+            raise _too_large(key, trailer.nbytes, room)
+        if self._options.verify == "full":
+            trailers.check_payload(trailer, body.cut(target, 0, trailer.nbytes), key)
+        return trailer.nbytes
+
+
+def _too_large(key: str, nbytes: int, room: int) -> BlockSizeError:
+    return BlockSizeError(f"block {key!r} has {nbytes} bytes, the buffer {room}", key=key)
