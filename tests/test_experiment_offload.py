@@ -20,13 +20,15 @@ import kvio
 from kvio.experiments import offload, page_cache, peers, requests
 from kvio.experiments.blocks import Arena, Block, is_same
 from kvio.experiments.machine import describe_file_system
-from kvio.experiments.peers import CONTENDERS, LOAD, LOOKUP, OFFLOAD, PLAIN, Span, busy_s, serve
+from kvio.experiments.peers import CONTENDERS, PLAIN
 from kvio.experiments.requests import Case, Request, Size, distinct_keys, predict_hits
 from kvio.experiments.run import Limits
+from kvio.experiments.serving import LOAD, LOOKUP, OFFLOAD, Contender, Span, busy_s, serve
 from kvio.experiments.shapes import SHAPES
 
 KVIO = ("posix-tmpfile", "posix-direct", "hybrid")
 MODEL = "gpt-oss-120b"
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what peers import
 #: Ten requests of six blocks of one token, three of them shared.
 SMALL: dict[str, Any] = {
     "models": (MODEL,),
@@ -199,8 +201,7 @@ def test_a_block_that_another_request_offloads_is_not_offloaded_again(tmp_path: 
 
 def test_no_request_is_served_before_it_arrives(tmp_path: Path) -> None:
     """At a given rate a free thread waits, and the wait is in no latency."""
-    arrival = time.perf_counter() + 0.01
-    one = _served(tmp_path, {}, arrival)
+    one = _served(tmp_path, {}, arrival := time.perf_counter() + 0.01)
 
     assert one.spans[LOOKUP].start_s >= arrival
     assert one.late_s == one.spans[LOOKUP].start_s - arrival
@@ -210,8 +211,7 @@ def test_no_request_is_served_before_it_arrives(tmp_path: Path) -> None:
 def test_a_contender_finds_and_gives_back_what_it_was_given(name: str, tmp_path: Path) -> None:
     """Leading blocks are counted up to the first gap, and every piece comes back."""
     contender = CONTENDERS[name]
-    why = contender.missing()
-    if why or contender.open is None:
+    if why := contender.missing():
         pytest.skip(f"needs {contender.package}: {why}")
     arenas = [Arena(2 * 3 * 4096) for _ in range(2)]
     arenas[0].fill_random(1)
@@ -220,7 +220,7 @@ def test_a_contender_finds_and_gives_back_what_it_was_given(name: str, tmp_path:
     try:
         offloader = contender.open(tmp_path, "visible", 2)
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"needs another file system: {exc}")
+        pytest.skip(f"needs another file system or a library that works: {exc}")
     keys = [block.key for block in source]
 
     assert offloader.count_leading(keys) == 0
@@ -370,7 +370,7 @@ def test_a_peer_takes_part_or_is_left_out_by_its_package(tmp_path: Path) -> None
         left_out = [note for note in record["notes"] if note.startswith(f"left out: {name}: ")]
         assert (name in took_part) is not bool(left_out)
         assert CONTENDERS[name].missing() in (None, *(n.split(": ", 2)[2] for n in left_out))
-    absent = peers.Contender(name="x", package="no_such", guarantee="none")
+    absent = Contender(name="x", package="no_such", guarantee="none", open=peers._PlainPython)
     assert absent.missing() == "not installed: pip install no_such"
 
 

@@ -23,21 +23,12 @@ from kvio.experiments import page_cache
 from kvio.experiments.blocks import Arena, is_same
 from kvio.experiments.machine import describe_file_system, describe_machine
 from kvio.experiments.measure import Sample, Summary, percentile, summarise, time_calls
-from kvio.experiments.peers import (
-    CONTENDERS,
-    LOAD,
-    LOOKUP,
-    OFFLOAD,
-    PLAIN,
-    Offloader,
-    Served,
-    busy_s,
-    serve,
-)
+from kvio.experiments.peers import CONTENDERS, PLAIN
 from kvio.experiments.plot import draw_bars
 from kvio.experiments.record import Record, present
 from kvio.experiments.requests import Case, Request, Size, distinct_keys, predict_hits
 from kvio.experiments.run import Limits, Run, fresh_directory, workplace
+from kvio.experiments.serving import LOAD, LOOKUP, OFFLOAD, Offloader, Served, busy_s, serve
 from kvio.experiments.shapes import SHAPES, TOKENS_PER_BLOCK
 from kvio.experiments.table import Table
 from kvio.types import Durability
@@ -192,11 +183,8 @@ class _Offload:
                 yield from _moved(make, operations, case, served, intact=intact, taken=taken)
 
     def _open(self, name: str, root: Path) -> Offloader:
-        how = CONTENDERS[name].open
-        if how is None:
-            raise UnsupportedError(f"nothing here drives {name}")
         try:
-            return how(root, self._durability, self._threads)
+            return CONTENDERS[name].open(root, self._durability, self._threads)
         except UnsupportedError as exc:
             raise UnsupportedError(str(exc).replace(str(self._base), "…")) from exc
 
@@ -312,12 +300,14 @@ def _notes(options: dict[str, Any], turns: Run, cases: Sequence[Case], wanted: S
     arriving = "as threads come free" if options["rate"] is None else f"{options['rate']}/s"
     notes = [
         f"{options['threads']} requests at a time, arriving {arriving}; as many I/O threads for "
-        "kvio and tensorstore; the others move a request's blocks one by one",
+        "kvio, tensorstore and LMCache; NIXL moves up to eight blocks of a request in one transfer "
+        "by libaio, its default; the others move a request's blocks one by one",
         "'offload': new requests; then the page cache of the files is emptied (directory entries "
         "stay cached) and the same requests come again, grown: 'lookup' and 'load'. Shared "
         "prefixes are cold to the first request that loads them only",
         "a lookup of kvio reads every block's trailer, cold when requests come again, and counts "
-        "no broken block; the others only look whether there is a file",
+        "no broken block; LMCache asks its index in memory; the others only look whether there is "
+        "a file",
         "p50 and p99 of requests, by nearest rank; MB/s over the time in which any such call was "
         "under way, beside calls of the other kinds; every loaded byte compared, outside of it",
         "of requests that miss the same block at once one offloads it, so that all contenders are "
