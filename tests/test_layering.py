@@ -83,6 +83,18 @@ LIBRARIES = {
     "matplotlib": {"experiments"},
     "pytest": {"testing"},
     "hypothesis": {"testing.stateful"},
+    "boto3": {"backends.s3_boto3"},
+    "botocore": {"backends.s3_boto3"},
+    "minio": {"backends.s3_minio"},
+    "urllib3": {"backends.s3_minio"},
+    "obstore": {"backends.s3_obstore", "experiments.peers"},
+    "s3dlio": {"backends.s3_s3dlio"},
+    "s3torchconnectorclient": {"backends.s3_torch"},
+    "safetensors": {"experiments.peers"},
+    "tensorstore": {"experiments.peers"},
+    "torch": {"experiments.engines"},
+    "lmcache": {"experiments.engines"},
+    "nixl": {"experiments.engines"},
 }
 
 

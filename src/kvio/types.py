@@ -225,6 +225,7 @@ class Capabilities:
         checksum: blocks carry a checksum that reads verify.
         native_batch: a batch is one call per I/O thread.
         shared: other processes see what is stored.
+        usable_after_fork: a forked child may go on using the store; else its calls raise.
         direct_io: direct I/O really bypasses the page cache here.
         memory_alignment: caller memory aligned to this many bytes is read and written without
             a copy under direct I/O; 1 where alignment does not matter.
@@ -239,6 +240,7 @@ class Capabilities:
     checksum: bool = False
     native_batch: bool = False
     shared: bool = False
+    usable_after_fork: bool = False
     direct_io: bool = False
     memory_alignment: int = 1
     publish: str = ""

@@ -71,6 +71,6 @@ class TestS3(BackendTests):
         """Put other bytes under an object's name."""
         self.raw.put(self.bucket, self._name(store, key), stored)
 
-    def raw_leftovers(self, store: kvio.Store) -> list[str]:
+    def raw_leftovers(self, _: kvio.Store) -> list[str]:
         """List objects that are no blocks."""
         return [name for name in self.raw.list_keys(self.bucket) if "/.kvio-" in name]

@@ -76,7 +76,11 @@ class MemoryBackend(Backend):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            atomic_write=True, exclusive_create=True, checksum=self._checksum, medium="memory"
+            atomic_write=True,
+            exclusive_create=True,
+            checksum=self._checksum,
+            usable_after_fork=True,
+            medium="memory",
         )
 
     def write_block(

@@ -126,6 +126,7 @@ class S3Backend(Backend):
             durable_write=True,
             checksum=options.layout == "block" and options.checksum == "crc32c",
             shared=True,
+            usable_after_fork=traits.after_fork == "reopen",
             publish="PUT, CompleteMultipartUpload",
             medium=f"S3 at {where}",
             notes=tuple(notes),

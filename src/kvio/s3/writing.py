@@ -95,7 +95,9 @@ class Writer:
                 return self._kept(sending.key, standing)
             self._expect_standing = False
             try:
-                new = only_new and standing is None
+                # For parts the question would come when all of them are there: too late to help.
+                one = sending.stored_nbytes <= self._options.part_bytes
+                new = only_new and standing is None and one
                 return self._send(objects, sending, only_new=new, again=True, cancel=cancel)
             except BlockExistsError:
                 continue  # it came between; the second time it is judged and, if broken, replaced

@@ -174,7 +174,7 @@ class SharingTests(StoreTests):
         store.write_block("before", b"bytes")
 
         with pickle.loads(pickle.dumps(store)) as other:  # noqa: S301  # our own bytes
-            assert other.url == store.url
+            assert other.url == store.url.without_secrets()
             assert self.holds(other, "before", b"bytes")
             other.write_block("after", b"other")
 
@@ -202,6 +202,8 @@ class SharingTests(StoreTests):
         """A child reads what its parent wrote and writes what its parent reads; both go on."""
         if not store.capabilities.shared:
             pytest.skip("the medium is not shared: capabilities.shared")
+        if not store.capabilities.usable_after_fork:
+            pytest.skip("the backend does not promise usable_after_fork")
         futures = [store.submit_write(f"parent/{i}", payload(5000, i)) for i in range(20)]
         store.flush()
 
@@ -222,10 +224,36 @@ class SharingTests(StoreTests):
         assert self.holds(store, "child/2", payload(90_000, 2))
         assert store.submit_write("parent/after", b"bytes").result(60).nbytes == 5
 
+    def test_a_forked_child_is_served_or_refused(self, store: kvio.Store) -> None:
+        """What is not promised raises in a child, at once, and the parent goes on."""
+        store.write_block("block", b"bytes")
+        store.submit_write("other", b"bytes").result(60)
+        promised = store.capabilities.usable_after_fork
+
+        def child() -> bool:
+            calls: list[Callable[[], object]] = [
+                lambda: store.read_block("block"),
+                lambda: store.write_block("child", b"bytes"),
+                lambda: store.contains("block", timeout=30),
+                lambda: store.submit_read_into("block", bytearray(5)).result(30),
+            ]
+            if promised:
+                return all(call() for call in calls)
+            for call in calls:
+                with pytest.raises(kvio.UnsupportedError):
+                    call()
+            return True
+
+        assert runs_in_child(child)
+        assert self.holds(store, "block", b"bytes")
+        store.write_block("after", b"bytes")
+
     def test_a_fork_under_load_leaves_no_lock_behind(self, store: kvio.Store) -> None:
         """A child forked while threads are at work can use and close the store."""
         if not store.capabilities.shared:
             pytest.skip("the medium is not shared: capabilities.shared")
+        if not store.capabilities.usable_after_fork:
+            pytest.skip("the backend does not promise usable_after_fork")
         store.write_block("block", payload(5000, 1))
         finished = threading.Event()
 

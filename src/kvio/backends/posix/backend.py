@@ -148,6 +148,7 @@ class PosixBackend(Backend):
             checksum=self.options.layout == "block" and engine.checksum,
             native_batch=True,
             shared=True,
+            usable_after_fork=True,
             direct_io=medium.direct_io,
             memory_alignment=medium.memory_align if medium.direct_io else 1,
             publish=_FORMS[engine.publish],
