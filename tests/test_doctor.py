@@ -10,8 +10,9 @@ import pytest
 
 import kvio
 from kvio import tuning
-from kvio.doctor import Diagnosis, Finding, diagnose
+from kvio.doctor import Diagnosis, diagnose
 from kvio.policies import BY_SIZE
+from kvio.types import Finding
 from tests.media import filesystem_of
 
 
@@ -147,7 +148,7 @@ class TestURL:
     def test_an_absent_backend_is_the_registry_s_error(self) -> None:
         """No special words for S3."""
         with pytest.raises(kvio.UnknownBackendError):
-            diagnose("s3+boto3://bucket/prefix")
+            diagnose("s3+gopher://bucket/prefix")
 
     def test_it_goes_into_json(self, disk_path: Path) -> None:
         """Plain values that come back as they went in."""

@@ -12,6 +12,7 @@ from kvio.types import (
     BlockStat,
     Cancellation,
     Capabilities,
+    Finding,
     IfExists,
     Parts,
     Receipt,
@@ -141,7 +142,16 @@ class Backend(ABC):
         """Remove temporaries that dead writers left and name them; none on most media."""
         return []
 
+    def probe(self) -> list[Finding]:
+        """Try what the medium can do beyond its capabilities; leaves nothing behind."""
+        return []
+
     @property
     def modes_taken(self) -> dict[str, int]:
         """Count blocks written and read by I/O mode, where there is more than one."""
         return {}
+
+    @property
+    def retries_made(self) -> int:
+        """Count the requests that were made again, where a medium's may fail in passing."""
+        return 0

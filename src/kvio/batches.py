@@ -48,18 +48,16 @@ def write(
 ) -> list[BlockResult]:
     """Write every item; results in order."""
     blocks = _blocks(items, writable=False)
-    native = backend.capabilities.native_batch
 
     def work(group: Blocks, cancel: Cancellation | None) -> list[BlockResult]:
-        if native:
-            results = backend.write_blocks(group, if_exists=if_exists, cancel=cancel)
-            if results is not None:
-                return results
+        results = backend.write_blocks(group, if_exists=if_exists, cancel=cancel)
+        if results is not None:
+            return results
         return [
             _write_one(backend, *block, if_exists, cancel) for block in zip(*group, strict=True)
         ]
 
-    return _run(calls, blocks, work, timeout, read=False)
+    return _run(calls, blocks, work, timeout, read=False, least=_least(backend))
 
 
 def read(
@@ -70,16 +68,14 @@ def read(
 ) -> list[BlockResult]:
     """Read every item into its buffers; results in order."""
     blocks = _blocks(items, writable=True)
-    native = backend.capabilities.native_batch
 
     def work(group: Blocks, cancel: Cancellation | None) -> list[BlockResult]:
-        if native:
-            results = backend.read_blocks_into(group, cancel=cancel)
-            if results is not None:
-                return results
+        results = backend.read_blocks_into(group, cancel=cancel)
+        if results is not None:
+            return results
         return [_read_one(backend, *block, cancel) for block in zip(*group, strict=True)]
 
-    return _run(calls, blocks, work, timeout, read=True)
+    return _run(calls, blocks, work, timeout, read=True, least=_least(backend))
 
 
 def delete(
@@ -93,17 +89,25 @@ def delete(
     def work(group: Blocks, _: Cancellation | None) -> list[BlockResult]:
         return [_delete_one(backend, key) for key in group.keys]
 
-    return _run(calls, blocks, work, timeout, read=False)
+    return _run(calls, blocks, work, timeout, read=False, least=_least(backend))
 
 
-def split(blocks: Blocks, threads: int, most: int | None = None) -> list[Blocks]:
+def _least(backend: Backend) -> int:
+    """Give the bytes worth a group of their own: none where every block is a request."""
+    fans_out = type(backend).write_blocks is Backend.write_blocks
+    return 0 if fans_out else _MIN_GROUP_BYTES
+
+
+def split(
+    blocks: Blocks, threads: int, most: int | None = None, least: int = _MIN_GROUP_BYTES
+) -> list[Blocks]:
     """Cut a batch into groups: enough for all threads, none too small to be worth it.
 
-    A group ends at *most* blocks or at its share of the work.
+    A group ends at *most* blocks or at its share of the work, which is no less than *least* bytes.
     """
     count = len(blocks.keys)
     ends = list(accumulate(map(_BLOCK_BYTES.__add__, blocks.sizes)))
-    share = max(_MIN_GROUP_BYTES, min(-(-ends[-1] // threads), _GOOD_GROUP_BYTES))
+    share = max(least, min(-(-ends[-1] // threads), _GOOD_GROUP_BYTES))
     groups, start, done = [], 0, 0
     while start < count:
         stop = max(start + 1, bisect_right(ends, done + share, start))
@@ -127,20 +131,26 @@ def _blocks(items: Iterable[tuple[str, Data]], *, writable: bool) -> Blocks:
 
 
 def _run(
-    calls: Calls, blocks: Blocks, work: _Work, timeout: float | None, *, read: bool
+    calls: Calls,
+    blocks: Blocks,
+    work: _Work,
+    timeout: float | None,
+    *,
+    read: bool,
+    least: int,
 ) -> list[BlockResult]:
     if not blocks.keys:
         return []
     limit = calls.limit(timeout)
     if limit is None:
-        groups = split(blocks, calls.threads) if calls.threads > 1 else [blocks]
+        groups = split(blocks, calls.threads, least=least) if calls.threads > 1 else [blocks]
         with calls:
             if len(groups) == 1:
                 return work(blocks, None)
             tasks = [partial(work, group, None) for group in groups]
             answers = calls.executor.run_all(tasks, read=read)
         return [result for answer in answers for result in answer]
-    groups = split(blocks, calls.threads, _MAX_TIMED_GROUP)
+    groups = split(blocks, calls.threads, _MAX_TIMED_GROUP, least)
     deadline = time.monotonic() + limit
     pending = [_start(calls, group, work, deadline, read=read) for group in groups]
     results: list[BlockResult] = []

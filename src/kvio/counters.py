@@ -96,13 +96,14 @@ class Counters:
             self._counts["deletes"] += blocks
 
     def snapshot(
-        self, modes: dict[str, int], queued_bytes: int, quarantined_threads: int
+        self, modes: dict[str, int], *, retries: int, queued_bytes: int, quarantined_threads: int
     ) -> StoreStats:
         """Give the counts as they are now."""
         with self._lock:
             return StoreStats(
                 **self._counts,
                 modes=modes,
+                retries=retries,
                 queued_bytes=queued_bytes,
                 quarantined_threads=quarantined_threads,
             )

@@ -17,28 +17,11 @@ from kvio.errors import ConfigError, KvioError, storage_error
 from kvio.opening import open_store
 from kvio.policies import load_calibration
 from kvio.tuning import scratch_directory
-from kvio.types import Capabilities, GiB
+from kvio.types import Capabilities, Finding, GiB
 from kvio.url import StoreURL, parse_url
 
 _FILE_BACKENDS: Final = ("posix-tmpfile", "posix-direct", "hybrid")
 _NODES: Final = "/sys/devices/system/node/online"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One answer.
-
-    Attributes:
-        name: what was asked.
-        answer: what was found, in a few words.
-        good: it is as one would wish; None where there is nothing to wish for.
-        meaning: one sentence: what it means for a user.
-    """
-
-    name: str
-    answer: str
-    good: bool | None
-    meaning: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +327,11 @@ def _try_opening(url: StoreURL, path: str, permissions: Finding) -> Finding:
 
 def _diagnose_store(target: str) -> Diagnosis:
     with open_store(target) as store:
-        findings = (*_about_capabilities(store.capabilities), *_about_machine())
+        findings = (
+            *_about_capabilities(store.capabilities),
+            *store.probe(),
+            *_about_machine(),
+        )
         notes = store.capabilities.notes
         return Diagnosis(target, findings, _without_options(store.url), notes)
 
@@ -357,6 +344,7 @@ def _about_capabilities(can: Capabilities) -> Iterator[Finding]:
         ("durable writes", can.durable_write, "A block survives a power loss, if asked to."),
         ("checksums", can.checksum, "Reads verify what was written."),
         ("shared", can.shared, "Other processes see what is stored."),
+        ("use after fork", can.usable_after_fork, "A forked child may go on using the store."),
     )
     for name, promised, meaning in promises:
         if promised:

@@ -16,21 +16,26 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
 GROUP: Final = "kvio.backends"
+#: Names that stand for the first of several backends whose library is installed; the fastest is
+#: first (docs/experiments/s3.md).
+CHOICES: Final = {"s3": ("s3+obstore", "s3+s3dlio", "s3+minio", "s3+torch", "s3+boto3")}
 
 
 def backend_names() -> list[str]:
-    """List the names of all installed backends, sorted."""
-    return sorted({entry.name for entry in _entry_points()})
+    """List the names of all registered backends, sorted."""
+    return sorted({*CHOICES, *(entry.name for entry in _entry_points())})
 
 
 def load_backend(name: str) -> type[Backend]:
-    """Import the backend registered under a name.
+    """Import the backend registered under a name, or the best of those a name stands for.
 
     Raises:
         UnknownBackendError: nobody registers it; the nearest name is suggested.
         MissingDependencyError: its module needs a package that is not installed.
         ConfigError: two distributions register it, or it is no backend.
     """
+    if name in CHOICES:
+        return _load_best(name)
     found = list(_entry_points().select(name=name))
     if not found:
         raise UnknownBackendError(_unknown(name))
@@ -41,6 +46,18 @@ def load_backend(name: str) -> type[Backend]:
     if not (isinstance(backend, type) and issubclass(backend, Backend)):
         raise ConfigError(f"backend {name!r} ({found[0].value}) is not a kvio.abc.Backend")
     return backend
+
+
+def _load_best(name: str) -> type[Backend]:
+    for choice in CHOICES[name]:
+        try:
+            return load_backend(choice)
+        except (MissingDependencyError, UnknownBackendError):
+            continue
+    extra = CHOICES[name][0].replace("+", "-")
+    raise MissingDependencyError(
+        f"backend {name!r} needs one of {', '.join(CHOICES[name])}: pip install 'kvio[{extra}]'"
+    )
 
 
 def _entry_points() -> EntryPoints:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self
 
 from kvio import batches, buffers, forks, reads
@@ -24,6 +23,7 @@ from kvio.types import (
     BlockResult,
     BlockStat,
     Capabilities,
+    Finding,
     IfExists,
     Receipt,
     StoreStats,
@@ -61,8 +61,6 @@ class Store:
         state = "closed" if self._calls.closed else "open"
         return f"<kvio.Store {self._url.scheme}://{self._url.host}{self._url.path} {state}>"
 
-    # Writing and reading
-
     def write_block(
         self, key: str, data: Data, *, if_exists: IfExists = "keep", timeout: float | None = None
     ) -> Receipt:
@@ -81,8 +79,7 @@ class Store:
         check_key(key)
         check_if_exists(if_exists)
         parts = buffers.as_parts(data)
-        write = self._backend.write_block
-        limit = self._calls.limit(timeout)
+        write, limit = self._backend.write_block, self._calls.limit(timeout)
         try:
             if limit is None:  # the short way: nothing is built for a queue
                 with self._calls:
@@ -247,8 +244,6 @@ class Store:
         future.add_done_callback(self._counters.read_ended)
         return future
 
-    # Looking
-
     def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
         """Describe a block by its trailer.
 
@@ -301,8 +296,6 @@ class Store:
         check = self._backend.verify_block
         return self._calls.run(lambda _: check(key), timeout=timeout, describe="the check")
 
-    # Deleting
-
     def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
         """Remove a block; False if there was none."""
         check_key(key)
@@ -334,12 +327,15 @@ class Store:
             lambda _: sweep(older_than_s=older_than_s, dry_run=dry_run), read=False
         )
 
-    # State
-
     @property
     def capabilities(self) -> Capabilities:
-        """What this store promises, after every fallback that was taken."""
+        """What this store promises, after every fallback; S3 servers are asked, once."""
         return self._backend.capabilities
+
+    def probe(self) -> list[Finding]:
+        """Try what the medium can do beyond its capabilities; leaves nothing behind."""
+        with self._calls:
+            return self._backend.probe()
 
     @property
     def url(self) -> StoreURL:
@@ -349,8 +345,12 @@ class Store:
     def stats(self) -> StoreStats:
         """Count what happened since the store was opened."""
         executor = self._calls.executor
-        modes = self._backend.modes_taken
-        return self._counters.snapshot(modes, executor.queued_bytes, executor.quarantined)
+        return self._counters.snapshot(
+            self._backend.modes_taken,
+            retries=self._backend.retries_made,
+            queued_bytes=executor.queued_bytes,
+            quarantined_threads=executor.quarantined,
+        )
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything submitted has ended; adds no durability.
@@ -379,12 +379,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

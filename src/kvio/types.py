@@ -248,6 +248,23 @@ class Capabilities:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One answer about a medium.
+
+    Attributes:
+        name: what was asked.
+        answer: what was found, in a few words.
+        good: it is as one would wish; None where there is nothing to wish for.
+        meaning: one sentence: what it means for a user.
+    """
+
+    name: str
+    answer: str
+    good: bool | None
+    meaning: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
     """Counts since a store was opened, and what is under way now.
@@ -257,6 +274,7 @@ class StoreStats:
         kept, missing, corrupt, failed, timeouts: how they ended, where not well.
         bytes_written, bytes_read: payload bytes transferred.
         modes: blocks by the I/O mode that was taken.
+        retries: requests that failed in passing and were made again.
         queued_bytes: bytes of the work that waits or runs on the I/O threads.
         quarantined_threads: I/O threads stuck in calls that timed out.
     """
@@ -272,6 +290,7 @@ class StoreStats:
     bytes_written: int = 0
     bytes_read: int = 0
     modes: dict[str, int]
+    retries: int = 0
     queued_bytes: int = 0
     quarantined_threads: int = 0
 

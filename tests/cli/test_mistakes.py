@@ -112,7 +112,7 @@ class TestMistakes:
     def test_unknown_backends_are_told_with_the_nearest(self) -> None:
         """A typo is met with a suggestion, an absent backend with what there is."""
         assert "did you mean 'hybrid'" in complaint(run("ls", "hybird:///mnt"), 2)
-        assert "no backend is named 's3+boto3'" in complaint(run("doctor", "s3+boto3://b/p"), 2)
+        assert "no backend is named 'gopher'" in complaint(run("doctor", "gopher://b/p"), 2)
 
     def test_bad_options_are_one_line(self, store: Path) -> None:
         """An option of the URL or of the command that cannot be is told, with where to look."""

@@ -20,7 +20,7 @@ from kvio.s3 import sharing
 from kvio.s3.asking import Asking, run_in_turn
 from kvio.s3.objects import Connect, Objects, Traits
 from kvio.s3.options import S3Options, options_from_url
-from kvio.s3.probing import Conditions
+from kvio.s3.probing import Conditions, Probe
 from kvio.s3.reading import Reader
 from kvio.s3.writing import Writer
 from kvio.types import (
@@ -29,6 +29,7 @@ from kvio.types import (
     BlockStatus,
     Cancellation,
     Capabilities,
+    Finding,
     IfExists,
     Parts,
     Receipt,
@@ -128,7 +129,7 @@ class S3Backend(Backend):
             shared=True,
             usable_after_fork=traits.after_fork == "reopen",
             publish="PUT, CompleteMultipartUpload",
-            medium=f"S3 at {where}",
+            medium=f"S3 at {where}, by {self.name}",
             notes=tuple(notes),
         )
 
@@ -208,9 +209,11 @@ class S3Backend(Backend):
             if is_key(key):
                 yield key
 
+    def probe(self) -> list[Finding]:
+        return list(Probe(self.options, self._ask).findings(self._objects))
+
     @property
     def retries_made(self) -> int:
-        """How many requests were made again since the store was opened."""
         return self._ask.made_again
 
     def use_threads(self, run_all: RunAll) -> None:

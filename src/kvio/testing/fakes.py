@@ -23,6 +23,7 @@ from kvio.types import (
     BlockStat,
     Cancellation,
     Capabilities,
+    Finding,
     IfExists,
     Parts,
     Receipt,
@@ -102,9 +103,16 @@ class ForwardingBackend(Backend):
     def sweep(self, *, older_than_s: float, dry_run: bool = False) -> list[str]:
         return self.inner.sweep(older_than_s=older_than_s, dry_run=dry_run)
 
+    def probe(self) -> list[Finding]:
+        return self.inner.probe()
+
     @property
     def modes_taken(self) -> dict[str, int]:
         return self.inner.modes_taken
+
+    @property
+    def retries_made(self) -> int:
+        return self.inner.retries_made
 
 
 class BatchlessBackend(ForwardingBackend):
