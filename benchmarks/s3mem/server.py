@@ -1,0 +1,133 @@
+"""Run the server: ``python benchmarks/s3mem/server.py --access KEY --secret SECRET``.
+
+It prints one line, its URL, once it listens, and leaves on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import ssl
+import sys
+import threading
+from pathlib import Path
+
+if __name__ == "__main__":  # run as a file: the package is found from the root, not from in here
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from benchmarks.s3mem.operations import answer
+from benchmarks.s3mem.service import Behaviour, Service
+from benchmarks.s3mem.sigv4 import Verifier
+from benchmarks.s3mem.wire import Connection, Reply, Request, WireError
+
+_BACKLOG = 1024
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until told to stop."""
+    options = _parser().parse_args(arguments)
+    if options.drop_bodies and options.etag == "md5":
+        _parser().error("--drop-bodies leaves nothing to make an MD5 of")
+    behaviour = Behaviour(
+        etag=options.etag, domain=options.domain,
+        drop_bodies=options.drop_bodies, trust_bodies=options.trust_bodies,
+        reserve_bytes=options.reserve_mib << 20,
+    )  # fmt: skip
+    service = Service(Verifier(options.access, options.secret), behaviour)
+    tls = _tls(options.tls_cert, options.tls_key) if options.tls_cert else None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+    if options.until_stdin_closes:
+        threading.Thread(target=_stop_at_end_of_stdin, daemon=True).start()
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.create_server(
+        (options.host, options.port), family=family, backlog=_BACKLOG
+    ) as listener:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        print(f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}", flush=True)
+        serve(listener, service, tls)
+    return 0
+
+
+def serve(listener: socket.socket, service: Service, tls: ssl.SSLContext | None) -> None:
+    """Give every connection a thread, for ever."""
+    while True:
+        sock, _ = listener.accept()
+        threading.Thread(target=_attend, args=(sock, service, tls), daemon=True).start()
+
+
+def _attend(sock: socket.socket, service: Service, tls: ssl.SSLContext | None) -> None:
+    """Answer the requests of one connection until one side is done."""
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with tls.wrap_socket(sock, server_side=True) if tls else sock as wrapped:
+            connection = Connection(wrapped)
+            while _exchange(connection, service):
+                pass
+    except WireError as error:
+        print(f"s3mem: {error}", file=sys.stderr)
+    except OSError:
+        pass  # the client left: nothing is owed to it
+
+
+def _exchange(connection: Connection, service: Service) -> bool:
+    """Answer one request; False when the connection is of no more use."""
+    try:
+        request = connection.next_request()
+    except UnicodeDecodeError:
+        connection.send(Reply(400), only_head=False, close=True)
+        return False
+    if request is None:
+        return False
+    reply = answer(service, connection, request)
+    close = not connection.discard() or _wants_to_close(request)
+    only_head = request.method == "HEAD"
+    connection.send(reply, only_head=only_head, close=close)
+    return not close
+
+
+def _wants_to_close(request: Request) -> bool:
+    return request.headers.get("connection", "").lower() == "close"
+
+
+def _tls(certificate: str, key: str | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def _stop_at_end_of_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    main_thread = threading.main_thread().ident
+    if main_thread is not None:
+        signal.pthread_kill(main_thread, signal.SIGTERM)  # not to any other thread
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="An S3 server that keeps objects in memory.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
+    parser.add_argument("--access", required=True, help="the one access key")
+    parser.add_argument("--secret", required=True, help="its secret key")
+    parser.add_argument("--domain", default="", help="serve BUCKET.DOMAIN too, not only paths")
+    parser.add_argument("--tls-cert", help="serve https with this chain (PEM)")
+    parser.add_argument("--tls-key", help="its key, where the chain's file does not hold it")
+    parser.add_argument("--etag", choices=("cheap", "md5"), default="cheap")
+    parser.add_argument(
+        "--drop-bodies", action="store_true", help="keep sizes only; reads return zeros"
+    )
+    parser.add_argument(
+        "--trust-bodies", action="store_true", help="make no digest of objects' bodies"
+    )
+    parser.add_argument(
+        "--reserve-mib", type=int, default=0, help="memory for bodies to have before it listens"
+    )
+    parser.add_argument("--until-stdin-closes", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
