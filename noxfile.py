@@ -278,6 +278,16 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def s3(session: nox.Session) -> None:
+    """Run the S3 tests on every server: MinIO, versitygw, and the one in memory."""
+    install(session, "test", "s3", extras="[cli]")
+    servers = "minio,versitygw,s3mem"
+    session.run("python", "-m", "tests.s3.servers", *servers.split(","))
+    arguments = session.posargs or [*PARALLEL, "tests/s3"]
+    session.run("python", "-m", "pytest", *arguments, env={"KVIO_S3_SERVER": servers})
+
+
+@nox.session(default=False)
 def torch(session: nox.Session) -> None:
     """Run the tests that need torch, which is large."""
     install(session, "test", extras="[torch]")

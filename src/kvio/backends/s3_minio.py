@@ -35,7 +35,7 @@ from kvio.errors import ConfigError
 from kvio.s3 import body
 from kvio.s3.backend import S3Backend
 from kvio.s3.conditions import Condition, Refused, condition_of
-from kvio.s3.objects import Connect, Got, Head, Traits
+from kvio.s3.objects import Connect, Got, Head, Ignored, Traits
 from kvio.s3.options import MAX_PARTS, S3Options
 from kvio.types import Parts
 
@@ -46,7 +46,7 @@ TRAITS = Traits(
     checks_upload="crc32c",
     after_fork="reopen",
     bounded=True,
-    ignores=(("payload_signing", "it signs bodies over http, and none over TLS"),),
+    ignores=(Ignored("payload_signing", "it signs bodies over http, and none over TLS"),),
 )
 
 #: In this order: the first that fits says what a failure means.

@@ -73,9 +73,10 @@ class S3Backend(Backend):
 
     def _check_options(self, options: S3Options) -> None:
         default = S3Options(bucket=options.bucket)
-        for name, why in self.traits.ignores:
-            if getattr(options, name) != getattr(default, name):
-                raise ConfigError(f"{self.name} cannot honour the option {name!r}: {why}")
+        for option, why, values in self.traits.ignores:
+            value = getattr(options, option)
+            if value in values or (not values and value != getattr(default, option)):
+                raise ConfigError(f"{self.name} cannot honour the option {option!r}: {why}")
 
     def _renew(self) -> None:
         self._pid = os.getpid()

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from kvio.abc import RunAll
 from kvio.s3.options import S3Options
 from kvio.types import Parts
+
+
+class Ignored(NamedTuple):
+    """An option that a library cannot honour: some of its *values*, or all but the default."""
+
+    option: str
+    why: str
+    values: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +30,14 @@ class Traits:
             SHA-256 (where the payload is signed), or nothing.
         after_fork: a child may open anew (``reopen``), or must not use the library (``refuse``).
         bounded: its own timeouts hold; else calls are given up by kvio after request_timeout_s.
-        ignores: options that it cannot honour, each with why.
+        ignores: options that it cannot honour.
     """
 
     conditional: bool
     checks_upload: Literal["crc32c", "sha256", "none"]
     after_fork: Literal["reopen", "refuse"]
     bounded: bool
-    ignores: tuple[tuple[str, str], ...] = ()
+    ignores: tuple[Ignored, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
