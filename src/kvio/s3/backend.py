@@ -18,6 +18,7 @@ from kvio.errors import (
 )
 from kvio.s3 import sharing
 from kvio.s3.asking import Asking, run_in_turn
+from kvio.s3.conditions import Refused
 from kvio.s3.objects import Connect, Objects, Traits
 from kvio.s3.options import S3Options, options_from_url
 from kvio.s3.probing import Conditions, Probe
@@ -201,14 +202,26 @@ class S3Backend(Backend):
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         if prefix and not is_key(prefix) and not is_key(f"{prefix}x"):
             return  # no key starts so, and a server may refuse to look
-        names = self._objects.list_names(self._reader.name(prefix))
-        while True:
-            name = self._ask(lambda: next(names, None), "list")
-            if name is None:
-                return
+        for name in self._names(self._reader.name(prefix)):
             key = name.removeprefix(self.options.name_prefix)
             if is_key(key):
                 yield key
+
+    def _names(self, start: str) -> Iterator[str]:
+        """Yield names in their order; a listing that fails begins anew behind the last one."""
+        last, names = "", self._objects.list_names(start)
+
+        def following() -> str | None:
+            nonlocal names
+            try:
+                return next((name for name in names if name > last), None)
+            except Refused:
+                names = self._objects.list_names(start)  # what has failed would end here
+                raise
+
+        while (name := self._ask(following, "list")) is not None:
+            last = name
+            yield name
 
     def probe(self) -> list[Finding]:
         return list(Probe(self.options, self._ask).findings(self._objects))
