@@ -1,0 +1,384 @@
+"""What is special about s3torchconnectorclient: its words, its credentials, its uploads, forks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import kvio
+from kvio import MiB
+from kvio.s3.conditions import ERRORS, Condition
+from kvio.s3.options import S3Options
+from kvio.url import Secret
+from tests.s3.faulty import FaultyServer
+from tests.s3.libraries import open_s3, require
+from tests.s3.rawsig import RawS3
+from tests.s3.servers import Endpoint
+
+LIBRARY = "s3+torch"
+BODY = bytes(range(250)) * 4
+
+require(LIBRARY)
+
+from kvio.backends import s3_torch  # noqa: E402  # its library may be missing
+
+READS = [
+    ("none", Condition.MISSING),
+    ("e500", Condition.BUSY),
+    ("e503", Condition.BUSY),
+    ("e403", Condition.DENIED),
+    ("expired", Condition.DENIED),
+    ("badsig", Condition.DENIED),
+    ("e416", Condition.RANGE),
+    ("no-bucket", Condition.NO_BUCKET),
+    ("redirect", Condition.ELSEWHERE),
+    ("reset", Condition.LOST),
+    ("resetmid", Condition.LOST),
+    ("trunc", Condition.LOST),
+    ("hang", Condition.TIMEOUT),
+    ("stall", Condition.TIMEOUT),
+    ("slowdrip", Condition.TIMEOUT),
+]
+WRITES = [
+    ("create-e500", Condition.BUSY),
+    ("create-e503", Condition.BUSY),
+    ("create-e403", Condition.DENIED),
+    ("create-expired", Condition.DENIED),
+    ("create-no-bucket", Condition.NO_BUCKET),
+    ("create-redirect", Condition.ELSEWHERE),
+    ("create-reset", Condition.LOST),
+    ("create-hang", Condition.TIMEOUT),
+    ("part-e503", Condition.BUSY),
+    ("part-e403", Condition.DENIED),
+    ("part-reset", Condition.LOST),
+    ("complete-e503", Condition.BUSY),
+    ("completeerror", Condition.BUSY),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultyServer]:
+    """Give one server that misbehaves: each new address is one more client for good."""
+    with FaultyServer() as faulty:
+        yield faulty
+
+
+def open_faulty(
+    server: FaultyServer, layout: Literal["block", "plain"] = "plain", **options: Any
+) -> kvio.Store:
+    return open_s3(
+        LIBRARY,
+        server.endpoint,
+        "bucket",
+        prefix="p",
+        layout=layout,
+        options={"retries": 0, "request_timeout_s": 4, "part_bytes": 5 * MiB, **options},
+    )
+
+
+def same_as(condition: Condition, error: BaseException) -> bool:
+    expected = ERRORS[condition]("", "key", "")
+    return type(error) is type(expected) and getattr(error, "errno", None) == getattr(
+        expected, "errno", None
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("word", "condition"), READS)
+def test_failed_reads(server: FaultyServer, word: str, condition: Condition) -> None:
+    """A read that fails raises the one error of its condition, and names it."""
+    if word != "none":
+        server.put("bucket", f"p/get-{word}/block", BODY)
+    with open_faulty(server) as store, pytest.raises(kvio.KvioError) as caught:
+        store.read_block_into(f"get-{word}/block", bytearray(2000))
+
+    assert same_as(condition, caught.value), repr(caught.value)
+    assert condition.value in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("word", "condition"), WRITES)
+def test_failed_writes(server: FaultyServer, word: str, condition: Condition) -> None:
+    """A write that fails raises the one error of its condition, and leaves nothing to see."""
+    with open_faulty(server) as store, pytest.raises(kvio.KvioError) as caught:
+        store.write_block(f"{word}/block", BODY, if_exists="replace")
+
+    assert same_as(condition, caught.value), repr(caught.value)
+    assert server.get("bucket", f"p/{word}/block") is None
+    server.release()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("word", "condition"),
+    [("head-e503", Condition.BUSY), ("head-e403", Condition.DENIED), ("none", Condition.MISSING)],
+)
+def test_failed_looks(server: FaultyServer, word: str, condition: Condition) -> None:
+    """A HEAD, whose answer has no body, raises the same errors as a GET."""
+    with open_faulty(server) as store, pytest.raises(kvio.KvioError) as caught:
+        store.stat_block(f"{word}/block")
+
+    assert same_as(condition, caught.value), repr(caught.value)
+
+
+@pytest.mark.slow
+def test_retries_are_counted(server: FaultyServer) -> None:
+    """The library makes a failed request twice, kvio makes it again as often as it says."""
+    with open_faulty(server, retries=1) as store, pytest.raises(kvio.TransientStorageError):
+        store.read_block_into("get-e503/again", bytearray(2000))
+
+    assert store._backend.retries_made == 1
+    assert server.count("p/get-e503/again", "GetObject") == 4
+
+
+def test_a_server_that_is_down() -> None:
+    """A refused connection is no timeout."""
+    with FaultyServer() as gone:
+        pass
+    with pytest.raises(kvio.TransientStorageError, match=Condition.UNREACHABLE.value):
+        open_faulty(gone)
+
+
+def test_nothing_is_visible_before_an_upload_is_closed(server: FaultyServer) -> None:
+    """A write that is interrupted after bytes were sent leaves no object and no upload."""
+    objects = s3_torch.TorchObjects(_options(server.endpoint))
+    sent = [memoryview(bytes(5 * MiB)), Interrupting()]
+
+    with pytest.raises(KeyboardInterrupt):
+        objects.put("cut", sent, crc32c=None, only_new=False, run_all=lambda _: [])  # type: ignore[arg-type]
+    objects.put("whole", sent[:1], crc32c=None, only_new=False, run_all=lambda _: [])  # type: ignore[arg-type]
+
+    assert server.get("bucket", "cut") is None
+    assert server.get("bucket", "whole") == bytes(5 * MiB)
+    assert server.count("cut", "CreateMultipartUpload") == 1
+    assert server.count("cut", "CompleteMultipartUpload") == 0
+    assert "cut" not in server.uploads("bucket")
+
+
+class Interrupting:
+    """Five megabytes that the user interrupts when they are looked at."""
+
+    def __len__(self) -> int:
+        return 5 * MiB
+
+    def __getitem__(self, _: object) -> memoryview:
+        raise KeyboardInterrupt
+
+
+def _options(endpoint: Endpoint) -> S3Options:
+    return S3Options(
+        bucket="bucket",
+        endpoint_url=endpoint.url,
+        region=endpoint.region,
+        access_key=Secret(endpoint.access_key),
+        secret_key=Secret(endpoint.secret_key),
+        part_bytes=5 * MiB,
+    )
+
+
+def test_bytes_go_up_and_down_in_few_requests(server: FaultyServer) -> None:
+    """A small block takes three requests to write, and one to read."""
+    with open_faulty(server) as store:
+        store.write_block("few", BODY, if_exists="replace")
+        written = server.count("p/few")
+        assert store.read_block_into("few", bytearray(1000)) == 1000
+
+    assert (written, server.count("p/few")) == (3, 4)
+
+
+def test_the_largest_single_read_is_one_request(server: FaultyServer) -> None:
+    """A payload of part_bytes and its trailer come in one request, not in two."""
+    with open_faulty(server, layout="block") as store:
+        store.write_block("full", bytes(5 * MiB), if_exists="replace")
+        before = server.count("p/full", "GetObject")
+        assert store.read_block_into("full", bytearray(5 * MiB)) == 5 * MiB
+
+    assert server.count("p/full", "GetObject") == before + 1
+
+
+GIVEN_ALONE = """
+import os, sys
+import kvio
+store = kvio.open_store("s3+torch://" + sys.argv[1] + "/p", options={
+    "endpoint_url": sys.argv[2], "region": sys.argv[3],
+    "access_key": sys.argv[4], "secret_key": sys.stdin.read()})
+store.write_block("block", b"bytes")
+assert store.read_block("block") == b"bytes"
+seen_by_a_child = os.popen("env").read().splitlines()
+for name in (*os.environ, *seen_by_a_child):
+    assert not name.startswith(("AWS_", "SSL_")), name
+print("as it was")
+"""
+
+
+def run_alone(
+    script: str, *arguments: str, stdin: str = "", **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of its own, with no AWS variable but those given; it is killed if it hangs."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "SSL_"))}
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        input=stdin,
+        env={**kept, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_credentials_do_not_stay_in_the_environment(s3_endpoint: Endpoint, s3_bucket: str) -> None:
+    """Given credentials work, and neither Python nor a child's environment has them."""
+    done = run_alone(
+        GIVEN_ALONE,
+        s3_bucket,
+        s3_endpoint.url,
+        s3_endpoint.region,
+        s3_endpoint.access_key,
+        stdin=s3_endpoint.secret_key,
+    )
+
+    assert done.stdout == "as it was\n", done.stderr
+
+
+FORKING = """
+import os, sys, threading
+import kvio
+def open_store():
+    return kvio.open_store("s3+torch://" + sys.argv[1] + "/p", options={
+        "endpoint_url": sys.argv[2], "region": sys.argv[3]})
+for _ in range(3):
+    with open_store() as closed_before:
+        closed_before.write_block("block", b"bytes")
+store = open_store()
+def load():
+    while True:
+        store.read_block("block")
+threading.Thread(target=load, daemon=True).start()
+for _ in range(5):
+    child = os.fork()
+    if not child:
+        assert store.read_block("block", timeout=20) == b"bytes"
+        store.write_block(f"child/{os.getpid()}", b"mine")
+        store.close()
+        for _ in range(3):  # what a closed store leaves to the library happens meanwhile
+            with open_store() as again:
+                assert again.read_block("block", timeout=20) == b"bytes"
+        sys.exit(7)  # by the interpreter's end, not around it
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print(sum(1 for _ in store.list_keys("child/")))
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_child_opens_anew(s3_endpoint: Endpoint, s3_bucket: str) -> None:
+    """Children of a process at work use the store and end as usual, none hangs or is aborted."""
+    done = run_alone(
+        FORKING,
+        s3_bucket,
+        s3_endpoint.url,
+        s3_endpoint.region,
+        AWS_ACCESS_KEY_ID=s3_endpoint.access_key,
+        AWS_SECRET_ACCESS_KEY=s3_endpoint.secret_key,
+    )
+
+    assert done.stdout == "5\n", done.stderr
+
+
+HANGING = """
+import sys
+import kvio
+store = kvio.open_store("s3+torch://bucket/p", layout="plain", options={
+    "endpoint_url": sys.argv[1], "access_key": "a", "secret_key": "b",
+    "request_timeout_s": 0.5, "retries": 0})
+try:
+    store.read_block_into("hang/block", bytearray(10))
+except kvio.StorageTimeoutError:
+    print("given up", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_ends_although_a_call_hangs(faulty: FaultyServer) -> None:
+    """A call that never returns keeps no program from its end."""
+    done = run_alone(HANGING, faulty.url)
+
+    assert (done.stdout, done.returncode) == ("given up\n", 0), done.stderr
+
+
+def test_what_an_untrusted_certificate_is_called() -> None:
+    """The library's words for it, which come too late for a test, mean a failure of TLS."""
+    text = (
+        "Client error: Unknown CRT error: CRT error 1029: aws-c-io: "
+        "AWS_IO_TLS_ERROR_NEGOTIATION_FAILURE, TLS (SSL) negotiation failed"
+    )
+    assert s3_torch.refused_of(text).condition is Condition.TLS
+
+
+@pytest.mark.slow
+def test_tls_with_a_given_authority(
+    tls_endpoint: Endpoint, tls_bucket: str, foreign_ca: Path
+) -> None:
+    """A server is trusted by ca_file alone.
+
+    The library tries again for minutes where it trusts none, and is given up before it says why.
+    """
+    options: dict[str, Any] = {"ca_file": str(tls_endpoint.ca_file)}
+    with open_s3(LIBRARY, tls_endpoint, tls_bucket, options=options) as store:
+        store.write_block("block", BODY)
+        assert store.read_block("block") == BODY
+    for untrusted in ({}, {"ca_file": str(foreign_ca)}):
+        options = {"retries": 0, "request_timeout_s": 2, **untrusted}
+        with pytest.raises((kvio.StorageTimeoutError, kvio.ConfigError)):
+            open_s3(LIBRARY, tls_endpoint, tls_bucket, options=options)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("connect_timeout_s", 1),
+        ("read_timeout_s", 1),
+        ("payload_signing", "signed"),
+        ("conditional", "trust"),
+    ],
+)
+def test_options_that_cannot_be_honoured(server: FaultyServer, option: str, value: Any) -> None:
+    """An option that the library has no way to honour is refused by name."""
+    with pytest.raises(kvio.ConfigError, match=option):
+        open_faulty(server, **{option: value})
+
+
+def test_tls_verification_cannot_be_left_out() -> None:
+    """Checking certificates cannot be turned off, and is not said to be."""
+    with pytest.raises(kvio.ConfigError, match="tls_verify"):
+        kvio.open_store("s3+torch://bucket", options={"tls_verify": False})
+
+
+def test_no_unsigned_bodies_over_a_network(server: FaultyServer) -> None:
+    """Bodies go unsigned over plain http to this machine alone."""
+    with pytest.raises(kvio.ConfigError, match="https"):
+        open_faulty(server, endpoint_url="http://storage.example:9000")
+
+
+@pytest.mark.parametrize("secret", ["two\nlines", " spaces ", "a #comment"])
+def test_credentials_that_fit_no_profile(server: FaultyServer, secret: str) -> None:
+    """What a profile would change is refused, and not told."""
+    with pytest.raises(kvio.ConfigError, match="secret_access_key") as caught:
+        open_faulty(server, secret_key=secret)
+
+    assert secret not in str(caught.value)
+
+
+def test_unsigned_bodies_are_sent_as_such(raw_s3: RawS3, s3_bucket: str) -> None:
+    """A block written by the library is what other clients read."""
+    with open_s3(LIBRARY, raw_s3.endpoint, s3_bucket, prefix="p", layout="plain") as store:
+        store.write_block("block", BODY)
+
+    assert raw_s3.get(s3_bucket, "p/block") == BODY
