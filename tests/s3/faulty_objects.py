@@ -224,7 +224,8 @@ def _delete_many(bucket: Bucket, request: Request) -> Response:
         fault = fault_of(replace(request, operation="DeleteObject", key=key))
         if fault in REFUSALS:
             code = REFUSALS[fault][1]
-            told.append(f"<Error><Key>{escape(key)}</Key><Code>{code}</Code></Error>")
+            said = f"<Code>{code}</Code><Message>said to be {code}</Message>"
+            told.append(f"<Error><Key>{escape(key)}</Key>{said}</Error>")
         else:
             bucket.objects.pop(key, None)
             told.append(f"<Deleted><Key>{escape(key)}</Key></Deleted>")

@@ -23,6 +23,7 @@ from kvio.abc import RunAll
 from kvio.errors import ConfigError
 from kvio.s3 import body
 from kvio.s3.backend import S3Backend
+from kvio.s3.bounded import Overseer
 from kvio.s3.conditions import Condition, Refused, condition_of
 from kvio.s3.objects import Connect, Got, Head, Traits
 from kvio.s3.options import MAX_PARTS, S3Options
@@ -57,12 +58,14 @@ class Boto3Objects:
 
     def __init__(self, options: S3Options) -> None:
         self._bucket = options.bucket
+        self._prefix = options.name_prefix
         self._part_bytes = options.part_bytes
         self._client = _client(options)
+        self._limit = Overseer(options.request_timeout_s)
 
     def check_bucket(self) -> None:
-        """Ask for the bucket."""
-        self._ask(self._client.head_bucket, missing=Condition.NO_BUCKET)
+        """Ask for one name of the prefix: unlike HEAD, a refusal has a text that says why."""
+        self._ask(self._client.list_objects_v2, Prefix=self._prefix, MaxKeys=1)
 
     def put(
         self, name: str, parts: Parts, *, crc32c: int | None, only_new: bool, run_all: RunAll
@@ -129,8 +132,9 @@ class Boto3Objects:
             if whole and length > body.total_bytes(parts):
                 return Got(0, total, answer["ETag"])
             got = 0
-            for part in body.cut(parts, 0, length):
-                got += _fill(part, stream)
+            with self._limit.watch(_shutdown(stream)):
+                for part in body.cut(parts, 0, length):
+                    got += _fill(part, stream)
         if got != length:
             raise Refused(Condition.LOST, f"{got} of {length} bytes came")
         return Got(got, total, answer["ETag"])
@@ -141,7 +145,10 @@ class Boto3Objects:
         def get(**request: Any) -> tuple[bytes, Got]:
             answer = self._client.get_object(**request)
             with contextlib.closing(answer["Body"]) as stream:
-                end = bytes(stream.read())
+                if "ContentRange" not in answer and int(answer["ContentLength"]) > nbytes:
+                    raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
+                with self._limit.watch(_shutdown(stream)):
+                    end = bytes(stream.read())
             return end[-nbytes:], Got(len(end), _total(answer), answer["ETag"])
 
         try:
@@ -173,15 +180,14 @@ class Boto3Objects:
 
     def close(self) -> None:
         """Close all connections."""
+        self._limit.close()
         self._client.close()
 
-    def _ask(
-        self, request: Callable[..., T], *, missing: Condition | None = None, **arguments: Any
-    ) -> T:
+    def _ask(self, request: Callable[..., T], **arguments: Any) -> T:
         try:
             return request(Bucket=self._bucket, **arguments)
         except failures.ClientError as exc:
-            raise _refused(exc, missing) from exc
+            raise _refused(exc) from exc
         except (failures.BotoCoreError, failures.HTTPClientError) as exc:
             condition = next((c for kind, c in FAILURES if isinstance(exc, kind)), Condition.OTHER)
             raise Refused(condition, str(exc)) from exc
@@ -221,12 +227,23 @@ def _client(options: S3Options) -> Any:
         raise ConfigError(f"boto3 {boto3.__version__} makes no client: {exc}") from None
     # A server that waits before it takes a body costs a round trip: nothing here is that large.
     client.meta.events.register("before-send.s3", _send_at_once)
+    client.meta.events.register("before-call.s3", _ask_nowhere_else)
     return client
 
 
 def _send_at_once(request: Any, **_: Any) -> None:
     if "Expect" in request.headers:
         del request.headers["Expect"]
+
+
+def _ask_nowhere_else(params: dict[str, Any], **_: Any) -> None:
+    """Say that the request was redirected once: boto3 does so, by requests of its own, no more."""
+    params["context"].setdefault("s3_redirect", {})["redirected"] = True
+
+
+def _shutdown(stream: Any) -> Callable[[], None] | None:
+    """Find what ends an answer from another thread; urllib3 has it from 2.3 on."""
+    return getattr(getattr(stream, "_raw_stream", None), "shutdown", None)
 
 
 def _only_new(only_new: bool) -> dict[str, Any]:  # noqa: FBT001
@@ -255,14 +272,12 @@ def _fill(part: memoryview, stream: Any) -> int:
     return got
 
 
-def _refused(exc: failures.ClientError, missing: Condition | None) -> Refused:
+def _refused(exc: failures.ClientError) -> Refused:
     answer = cast(dict[str, Any], exc.response)
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
     error = answer.get("Error", {})
-    condition = condition_of(status, str(error.get("Code", "")))
-    if condition is Condition.MISSING and missing is not None:
-        condition = missing
-    return Refused(condition, f"{status} {error.get('Code', '')}: {error.get('Message', '')}")
+    code, message = str(error.get("Code", "")), error.get("Message", "")
+    return Refused(condition_of(status, code), f"{status} {code}: {message}")
 
 
 class Boto3Backend(S3Backend):

@@ -34,6 +34,7 @@ from kvio.abc import RunAll
 from kvio.errors import ConfigError
 from kvio.s3 import body
 from kvio.s3.backend import S3Backend
+from kvio.s3.bounded import Overseer
 from kvio.s3.conditions import Condition, Refused, condition_of
 from kvio.s3.objects import Connect, Got, Head, Ignored, Traits
 from kvio.s3.options import MAX_PARTS, S3Options
@@ -68,7 +69,9 @@ class MinioObjects:
 
     def __init__(self, options: S3Options) -> None:
         self._bucket = options.bucket
+        self._prefix = options.name_prefix
         self._part_bytes = options.part_bytes
+        self._limit = Overseer(options.request_timeout_s)
         self._pool = _Pool(
             maxsize=options.connections,
             timeout=urllib3.Timeout(connect=options.connect_timeout_s, read=options.read_timeout_s),
@@ -99,7 +102,14 @@ class MinioObjects:
             self._provider.retrieve()
         except ValueError as exc:
             raise Refused(Condition.NO_CREDENTIALS, str(exc)) from None
-        if not _ask(lambda: self._client.bucket_exists(self._bucket)):
+        try:
+            there = _ask(lambda: self._client.bucket_exists(self._bucket))
+        except Refused as refused:
+            if refused.condition is not Condition.OTHER:
+                raise
+            next(self.list_names(self._prefix), None)  # unlike HEAD, it says why it is refused
+            raise
+        if not there:
             raise Refused(Condition.NO_BUCKET, self._bucket)
 
     def put(
@@ -135,7 +145,8 @@ class MinioObjects:
                 etag = answer.headers.get("ETag")
                 if whole and length > body.total_bytes(parts):
                     return Got(0, total, etag)
-                got = body.scatter([answer.read(cache_content=False)], parts)
+                with self._limit.watch(getattr(answer, "shutdown", None)):
+                    got = body.scatter([answer.read(cache_content=False)], parts)
             if got != length:
                 raise Refused(Condition.LOST, f"{got} of {length} bytes came")
             return Got(got, total, etag)
@@ -147,7 +158,11 @@ class MinioObjects:
 
         def get() -> tuple[bytes, Got]:
             with self._answer(name, {"Range": f"bytes=-{nbytes}"}) as answer:
-                end = answer.read(cache_content=False)
+                length = int(answer.headers["Content-Length"])
+                if "Content-Range" not in answer.headers and length > nbytes:
+                    raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
+                with self._limit.watch(getattr(answer, "shutdown", None)):
+                    end = answer.read(cache_content=False)
                 return end[-nbytes:], Got(len(end), _total(answer), answer.headers.get("ETag"))
 
         try:
@@ -185,6 +200,7 @@ class MinioObjects:
 
     def close(self) -> None:
         """Close all connections."""
+        self._limit.close()
         self._pool.clear()
 
 
@@ -212,7 +228,11 @@ class _Pool(urllib3.PoolManager):
         publishes = (method == "PUT" and "partNumber=" not in url) or "uploadId=" in url
         if publishes and method != "DELETE" and getattr(self._mine, "only_new", False):
             request["headers"] = {**request["headers"], "If-None-Match": "*"}
-        return super().urlopen(method, url, redirect, **request)
+        answer = super().urlopen(method, url, redirect, **request)
+        completes = method == "POST" and "uploadId=" in url
+        if completes and answer.status == 200 and b"<Error>" in answer.data:
+            answer.status = 500  # S3 may say 200 before it knows, and minio goes by that
+        return answer
 
 
 class _Body(io.RawIOBase):
@@ -269,7 +289,9 @@ def _provider(options: S3Options) -> Provider:
             token.reveal() if token is not None else None,
         )
     chain: list[Provider] = [EnvAWSProvider(), AWSConfigProvider()]
-    if options.endpoint_url is None or os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
+    disabled = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
+    instance = options.endpoint_url is None and not disabled
+    if instance or os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         chain.append(IamAwsProvider())
     return ChainedProvider(chain)
 

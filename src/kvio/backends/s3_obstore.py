@@ -6,8 +6,10 @@ one buffer of the library's, copied once.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -31,7 +33,7 @@ from kvio.s3.options import MAX_PARTS, S3Options
 from kvio.types import Parts
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig
+    from obstore.store import ClientConfig, S3Credential
 
 T = TypeVar("T")
 
@@ -45,26 +47,41 @@ _KINDS: Final[tuple[tuple[type[Exception], Condition], ...]] = (
     (NotFoundError, Condition.MISSING),
     (FileNotFoundError, Condition.MISSING),
 )
-#: What the library's texts mean where its exceptions do not tell; the first that is found.
+#: What the library's texts mean where its exceptions do not tell; the first that is found. Each
+#: has a character that no key, bucket or host has, since these stand in the texts too.
 _TEXTS: Final = (
-    ("NoSuchBucket", Condition.NO_BUCKET),
-    ("dns error", Condition.UNREACHABLE),
-    ("certificate", Condition.TLS),
-    ("Connection refused", Condition.UNREACHABLE),
-    ("tcp connect error", Condition.UNREACHABLE),
-    ("operation timed out", Condition.TIMEOUT),
-    ("deadline has elapsed", Condition.TIMEOUT),
-    ("Connection reset", Condition.LOST),
-    ("connection closed before message completed", Condition.LOST),
-    ("end of file before message length reached", Condition.LOST),
-    ("error decoding response body", Condition.LOST),
-    ("IncompleteMessage", Condition.LOST),
+    ('"bytes 0--1/0"', Condition.RANGE),  # so MinIO says that an object is empty
+    ("redirect without LOCATION", Condition.ELSEWHERE),
+    ("non-partial response when range requested", Condition.UNSUPPORTED),
     ("Failed to get credentials", Condition.NO_CREDENTIALS),
     ("loading credential", Condition.NO_CREDENTIALS),
+    ("InvalidCertificate(", Condition.TLS),
+    ("invalid peer certificate:", Condition.TLS),
+    ("InvalidMessage(", Condition.TLS),
+    ("AlertReceived(", Condition.TLS),
+    ("kind: Timeout", Condition.TIMEOUT),
+    ("source: TimedOut", Condition.TIMEOUT),
+    ("operation timed out", Condition.TIMEOUT),
+    ("deadline has elapsed", Condition.TIMEOUT),
+    ("dns error", Condition.UNREACHABLE),
+    ("tcp connect error", Condition.UNREACHABLE),
+    ("kind: Connect,", Condition.UNREACHABLE),
+    ("request or response body error", Condition.LOST),
+    ("error decoding response body", Condition.LOST),
     ("error sending request", Condition.LOST),
 )
+#: Where the library asks for credentials last of all.
+_INSTANCE: Final = "http://169.254.169.254/latest/"
+#: Any of these in the environment keeps it from asking there.
+_SOURCES: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
 _STATUS: Final = re.compile(r"status(?: code)?:? (\d{3})")
-_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+_CODE: Final = re.compile(r"(?:<Code>|\(code: )(\w+)")
 _PART_CONCURRENCY: Final = 4
 
 
@@ -75,12 +92,16 @@ class ObstoreObjects:
 
     def __init__(self, options: S3Options) -> None:
         self._part_bytes = options.part_bytes
+        self._prefix = options.prefix or None
+        self._may_sign = _finds_credentials(options)
         self._store = _store(options)
 
     def check_bucket(self) -> None:
-        """Ask for one name of the bucket; that of a bucket that is missing fails."""
+        """Ask for one name of the prefix; that of a bucket that is missing fails."""
+        if not self._may_sign:
+            raise Refused(Condition.NO_CREDENTIALS, "none in the options or the environment")
         try:
-            _ask(lambda: next(iter(self._store.list(chunk_size=1)), None))
+            _ask(lambda: next(iter(self._store.list(self._prefix, chunk_size=1)), None))
         except Refused as refused:
             if refused.condition is Condition.MISSING:
                 raise Refused(Condition.NO_BUCKET, refused.detail) from refused
@@ -131,8 +152,12 @@ class ObstoreObjects:
 
         try:
             return _ask(get)
-        except Refused:  # an empty object has no range, and servers say so in different ways
-            if self.head(name).nbytes:
+        except Refused as refused:
+            # An empty object has no range; versitygw answers with the whole of it.
+            whole = refused.condition is Condition.UNSUPPORTED
+            if refused.condition is not Condition.RANGE and not (
+                whole and self.head(name).nbytes == 0
+            ):
                 raise
         return b"", Got(0, 0)
 
@@ -169,6 +194,8 @@ def _ask(request: Callable[[], T]) -> T:
 def _refused(exc: Exception) -> Refused:
     text = str(exc)
     detail = text.partition("\n")[0][:300]
+    if _INSTANCE in text:
+        return Refused(Condition.NO_CREDENTIALS, detail)
     code, status = _CODE.search(text), _STATUS.search(text)
     if code or status:
         found = condition_of(int(status[1]) if status else None, code[1] if code else "")
@@ -185,6 +212,26 @@ def _range(start: int, stop: int | None) -> Any:
     return {"range": {"offset": start}} if start else {}
 
 
+def _finds_credentials(options: S3Options) -> bool:
+    """Tell whether there is anything to sign with; only of AWS an instance asks for it."""
+    if options.access_key is not None or any(map(os.environ.get, _SOURCES)):
+        return True
+    disabled = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
+    return options.endpoint_url is None and not disabled
+
+
+def _credentials(options: S3Options) -> S3Credential:
+    """Give the credentials of the options, for ever."""
+    if options.access_key is None or options.secret_key is None:
+        raise AssertionError("unreachable")
+    return {
+        "access_key_id": options.access_key.reveal(),
+        "secret_access_key": options.secret_key.reveal(),
+        "token": options.session_token.reveal() if options.session_token is not None else None,
+        "expires_at": None,
+    }
+
+
 def _store(options: S3Options) -> S3Store:
     client: ClientConfig = {
         "allow_http": not options.tls,
@@ -196,14 +243,14 @@ def _store(options: S3Options) -> S3Store:
     }
     if options.ca_file is not None:
         client["root_certificate"] = Path(options.ca_file).read_bytes()
+    # The environment completes what is given: its token would be sent with another's key, and its
+    # AWS_ENDPOINT_URL_S3 goes before `endpoint`.
     given: dict[str, Any] = {}
-    if options.access_key is not None and options.secret_key is not None:
-        given["access_key_id"] = options.access_key.reveal()
-        given["secret_access_key"] = options.secret_key.reveal()
-    if options.session_token is not None:
-        given["session_token"] = options.session_token.reveal()
+    if options.access_key is not None:
+        given["credential_provider"] = partial(_credentials, options)
+        given["skip_signature"] = False
     if options.endpoint_url is not None:
-        given["endpoint"] = options.endpoint_url
+        given["endpoint"] = given["aws_endpoint_url_s3"] = options.endpoint_url
     try:
         return S3Store(
             options.bucket,

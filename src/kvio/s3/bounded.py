@@ -1,10 +1,14 @@
-"""Deadlines for a library that has none: its calls run on threads that can be given up."""
+"""Deadlines for a library that has none: its calls are given up, or its answers cut off."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
 
 from kvio.abc import RunAll
 from kvio.executor import Executor
@@ -95,3 +99,70 @@ class Bounded:
             self._threads.abandon(job)
             raise Refused(Condition.TIMEOUT, f"no end after {self._timeout_s:g} s") from None
         return result
+
+
+#: How often in the time that an answer has one looks whether it is over.
+_LOOKS: Final = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    cut_off: Callable[[], None]
+    deadline: float
+    late: bool = False
+
+
+class Overseer:
+    """Cuts answers off that come for too long, however often some byte of them comes.
+
+    For libraries whose only timeout is that of a single read. One thread, begun with the first
+    answer, looks now and then; watching costs two changes of a dict.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._answers: dict[_Answer, None] = {}
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def watch(self, cut_off: Callable[[], None] | None) -> Iterator[None]:
+        """Call *cut_off*, from another thread, if the block takes too long; None: it may.
+
+        Raises:
+            Refused: it was called.
+        """
+        if cut_off is None:
+            yield
+            return
+        if self._thread is None:
+            self._start()
+        answer = _Answer(cut_off, time.monotonic() + self._limit_s)
+        self._answers[answer] = None
+        try:
+            yield
+        finally:
+            del self._answers[answer]
+            if answer.late:
+                raise Refused(Condition.TIMEOUT, f"no end after {self._limit_s:g} s")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="kvio-limit", daemon=True)
+                self._thread.start()
+
+    def _look(self) -> None:
+        while not self._closed.wait(self._limit_s / _LOOKS):
+            now = time.monotonic()
+            for answer in tuple(self._answers):
+                if answer.deadline < now and not answer.late:
+                    answer.late = True
+                    # It has ended by itself meanwhile.
+                    with contextlib.suppress(OSError, RuntimeError, ValueError):
+                        answer.cut_off()

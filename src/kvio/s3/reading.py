@@ -30,17 +30,20 @@ class Reader:
         """Say which object holds a key."""
         return self._options.name_prefix + key
 
-    def stat(self, objects: Objects, key: str) -> BlockStat:
+    def stat(self, objects: Objects, key: str, cancel: Cancellation | None = None) -> BlockStat:
         """Describe a block by its end, or by its length where it has no trailer.
 
         Raises:
             KvioError: there is none, or its end is not one.
         """
         if self._options.layout == "plain":
-            head = self._head(objects, key)
+            head = self._head(objects, key, cancel)
             return BlockStat(key, head.nbytes, None, head.nbytes, head.mtime_ns)
         end, got = self._ask(
-            lambda: objects.get_tail(self.name(key), trailers.NBYTES), "look at", key=key
+            lambda: objects.get_tail(self.name(key), trailers.NBYTES),
+            "look at",
+            key=key,
+            cancel=cancel,
         )
         trailer = trailers.judge(end, total=got.total, namespace=self._options.namespace, key=key)
         return BlockStat(key, trailer.nbytes, trailer.checksum, got.total, None)
@@ -80,7 +83,7 @@ class Reader:
         target = body.cut(out, 0, nbytes)
         if self._options.layout == "plain" and body.total_bytes(target) <= self._options.part_bytes:
             return self._one_range(objects, key, target, start, cancel)
-        size = self.stat(objects, key).nbytes
+        size = self.stat(objects, key, cancel).nbytes
         if start > size:
             raise BlockSizeError(f"offset {start} lies beyond block {key!r}", key=key)
         target = body.cut(target, 0, size - start)
@@ -101,8 +104,8 @@ class Reader:
             raise CorruptBlockError(text, key=key)
         return stat.nbytes
 
-    def _head(self, objects: Objects, key: str) -> Head:
-        return self._ask(lambda: objects.head(self.name(key)), "look at", key=key)
+    def _head(self, objects: Objects, key: str, cancel: Cancellation | None) -> Head:
+        return self._ask(lambda: objects.head(self.name(key)), "look at", key=key, cancel=cancel)
 
     def _fetch(self, objects: Objects, key: str, target: Parts, cancel: Cancellation | None) -> Got:
         """Get an object from its beginning, as far as it fits."""
@@ -115,7 +118,7 @@ class Reader:
                 cancel=cancel,
             )
         for _ in range(_ATTEMPTS):
-            head = self._head(objects, key)
+            head = self._head(objects, key, cancel)
             wanted = body.cut(target, 0, head.nbytes)
             if self._in_ranges(objects, key, wanted, 0, head, cancel):
                 return Got(body.total_bytes(wanted), head.nbytes, head.etag)
@@ -135,7 +138,7 @@ class Reader:
                 ).nbytes
             except BlockSizeError:
                 pass  # at the end, or beyond it
-        if start > self._head(objects, key).nbytes:
+        if start > self._head(objects, key, cancel).nbytes:
             raise BlockSizeError(f"offset {start} lies beyond block {key!r}", key=key)
         return 0
 

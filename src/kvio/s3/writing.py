@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from kvio.abc import RunAll
@@ -160,20 +161,26 @@ class Writer:
             Refused: it is not what was sent; nothing broken is left.
         """
         unchecked = objects.traits.checks_upload == "none" or sending.crc32c is None
-        if self._options.durability == "durable" and unchecked:
-            good = self._read_back(objects, name, sending)
-        elif sending.stored_nbytes > self._options.part_bytes:
-            good = self._looks_whole(objects, name, sending)
-        else:
-            return
+        try:
+            if self._options.durability == "durable" and unchecked:
+                good = self._read_back(objects, name, sending)
+            elif sending.stored_nbytes > self._options.part_bytes:
+                good = self._looks_whole(objects, name, sending)
+            else:
+                return
+        except BlockNotFoundError:
+            raise Refused(Condition.MANGLED, "nothing was stored") from None
         if not good:
             objects.delete(name)
             raise Refused(Condition.MANGLED, "what was stored is not what was sent")
 
     def _looks_whole(self, objects: Objects, name: str, sending: Sending) -> bool:
         if not sending.trailer:
-            return objects.head(name).nbytes == sending.stored_nbytes
-        end, got = objects.get_tail(name, trailers.NBYTES)
+            head = self._ask(lambda: objects.head(name), "check the write of", key=sending.key)
+            return head.nbytes == sending.stored_nbytes
+        end, got = self._ask(
+            lambda: objects.get_tail(name, trailers.NBYTES), "check the write of", key=sending.key
+        )
         if end == sending.trailer:
             return got.total == sending.stored_nbytes
         return self._is_another(end, got.total, sending.key)
@@ -185,7 +192,11 @@ class Writer:
         crc = 0
         for start, stop in body.ranges(sending.stored_nbytes, self._options.part_bytes):
             piece = room[: stop - start]
-            got = objects.get_into(name, [piece], start, stop)
+            got = self._ask(
+                partial(objects.get_into, name, [piece], start, stop),
+                "check the write of",
+                key=sending.key,
+            )
             crc = body.crc32c([piece[: got.nbytes]], crc)
         return crc == body.crc32c(sending.parts)
 
