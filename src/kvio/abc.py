@@ -91,11 +91,11 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def stat_block(self, key: str) -> BlockStat:
+    def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
         """Describe a block without reading its payload; raises as `read_block_into` does."""
 
     @abstractmethod
-    def delete_block(self, key: str) -> bool:
+    def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
         """Remove a block; False if there was none."""
 
     @abstractmethod
@@ -118,18 +118,20 @@ class Backend(ABC):
         """Read a batch and return a result each, in order; None: the store fans it out."""
         return None
 
-    def count_leading(self, keys: Sequence[str]) -> int:
+    def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
         """Count how many keys from the front are there.
 
         A name is enough where that is cheaper: what is damaged is found when it is read.
         """
         for count, key in enumerate(keys):
-            if not self.verify_block(key, payload=False).ok:
+            if not self.verify_block(key, payload=False, cancel=cancel).ok:
                 return count
         return len(keys)
 
     @abstractmethod
-    def verify_block(self, key: str, *, payload: bool = True) -> BlockResult:
+    def verify_block(
+        self, key: str, *, payload: bool = True, cancel: Cancellation | None = None
+    ) -> BlockResult:
         """Check a stored block, its payload too if asked, without returning any of it."""
 
     def use_threads(self, run_all: RunAll) -> None:

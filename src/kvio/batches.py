@@ -86,8 +86,8 @@ def delete(
     check_keys(wanted)
     blocks = Blocks(wanted, [()] * len(wanted), [0] * len(wanted))
 
-    def work(group: Blocks, _: Cancellation | None) -> list[BlockResult]:
-        return [_delete_one(backend, key) for key in group.keys]
+    def work(group: Blocks, cancel: Cancellation | None) -> list[BlockResult]:
+        return [_delete_one(backend, key, cancel) for key in group.keys]
 
     return _run(calls, blocks, work, timeout, read=False, least=_least(backend))
 
@@ -226,9 +226,9 @@ def _read_one(
     return BlockResult(key, BlockStatus.OK if got == nbytes else BlockStatus.SHORT, got)
 
 
-def _delete_one(backend: Backend, key: str) -> BlockResult:
+def _delete_one(backend: Backend, key: str, cancel: Cancellation | None) -> BlockResult:
     try:
-        gone = backend.delete_block(key)
+        gone = backend.delete_block(key, cancel=cancel)
     except KvioError as exc:
         return BlockResult(key, status_of(exc), 0, exc)
     return BlockResult(key, BlockStatus.OK if gone else BlockStatus.MISSING)

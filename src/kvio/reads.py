@@ -68,7 +68,7 @@ def read_fresh(
 ) -> memoryview:
     """Read a block, or a range, into memory allocated for its size."""
     for _ in range(_RETRIES):
-        size = backend.stat_block(key).nbytes
+        size = backend.stat_block(key, cancel=cancel).nbytes
         if offset > size:
             text = f"offset {offset} lies beyond block {key!r} of {size} bytes"
             raise BlockSizeError(text, key=key)

@@ -253,7 +253,9 @@ class Store:
         """
         check_key(key)
         look = self._backend.stat_block
-        return self._calls.run(lambda _: look(key), timeout=timeout, describe="the stat")
+        return self._calls.run(
+            lambda cancel: look(key, cancel=cancel), timeout=timeout, describe="the stat"
+        )
 
     def contains(self, key: str, *, timeout: float | None = None) -> bool:
         """Tell whether a block stands under a key and its trailer is intact."""
@@ -272,7 +274,7 @@ class Store:
         wanted = list(keys)
         check_keys(wanted)
         return self._calls.run(
-            lambda _: self._backend.count_leading(wanted),
+            lambda cancel: self._backend.count_leading(wanted, cancel=cancel),
             timeout=timeout,
             describe="the lookup",
         )
@@ -294,13 +296,15 @@ class Store:
         """Check a stored block to its last byte without returning any of it."""
         check_key(key)
         check = self._backend.verify_block
-        return self._calls.run(lambda _: check(key), timeout=timeout, describe="the check")
+        return self._calls.run(
+            lambda cancel: check(key, cancel=cancel), timeout=timeout, describe="the check"
+        )
 
     def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
         """Remove a block; False if there was none."""
         check_key(key)
         gone = self._calls.run(
-            lambda _: self._backend.delete_block(key),
+            lambda cancel: self._backend.delete_block(key, cancel=cancel),
             read=False,
             timeout=timeout,
             describe="the deletion",

@@ -122,17 +122,19 @@ class MemoryBackend(Backend):
         scatter(rest, parts)
         return len(rest)
 
-    def stat_block(self, key: str) -> BlockStat:
+    def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
         block = self._get(key)
         return BlockStat(key, len(block.data), block.checksum, len(block.data), block.mtime_ns)
 
-    def verify_block(self, key: str, *, payload: bool = True) -> BlockResult:
+    def verify_block(
+        self, key: str, *, payload: bool = True, cancel: Cancellation | None = None
+    ) -> BlockResult:
         try:
             return BlockResult(key, BlockStatus.OK, len(self._get(key).data))
         except BlockNotFoundError as exc:
             return BlockResult(key, BlockStatus.MISSING, 0, exc)
 
-    def delete_block(self, key: str) -> bool:
+    def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
         with self._lock:
             return self._blocks.pop(key, None) is not None
 

@@ -163,40 +163,39 @@ class S3Backend(Backend):
             return self._reader.part(self._objects, key, parts, offset, wanted, cancel)
         return self._reader.whole(self._objects, key, parts, cancel)
 
-    def stat_block(self, key: str) -> BlockStat:
-        return self._reader.stat(self._objects, key)
+    def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
+        return self._reader.stat(self._objects, key, cancel)
 
-    def verify_block(self, key: str, *, payload: bool = True) -> BlockResult:
-        check = self._reader.scrub if payload else self._nbytes
+    def verify_block(
+        self, key: str, *, payload: bool = True, cancel: Cancellation | None = None
+    ) -> BlockResult:
+        check = self._reader.scrub if payload else self._reader.nbytes
         try:
-            return BlockResult(key, BlockStatus.OK, check(self._objects, key))
+            return BlockResult(key, BlockStatus.OK, check(self._objects, key, cancel))
         except KvioError as exc:
             return BlockResult(key, status_of(exc), 0, exc)
 
-    def _nbytes(self, objects: Objects, key: str) -> int:
-        return self._reader.stat(objects, key).nbytes
-
-    def count_leading(self, keys: Sequence[str]) -> int:
+    def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
         for at in range(0, len(keys), _LOOKS):
             group = keys[at : at + _LOOKS]
-            there = self._side_by_side([partial(self._is_there, key) for key in group])
+            tasks = [partial(self._is_there, key, cancel) for key in group]
+            there = self._side_by_side(tasks)
             if not all(there):
                 return at + there.index(False)
         return len(keys)
 
-    def _is_there(self, key: str) -> bool:
-        objects = self._objects
+    def _is_there(self, key: str, cancel: Cancellation | None) -> bool:
         try:
-            self._ask(lambda: objects.head(self._reader.name(key)), "look for", key=key)
+            self._reader.head(self._objects, key, cancel)
         except BlockNotFoundError:
             return False
         return True
 
-    def delete_block(self, key: str) -> bool:
-        if not self._is_there(key):
+    def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
+        if not self._is_there(key, cancel):
             return False
-        objects = self._objects
-        self._ask(lambda: objects.delete(self._reader.name(key)), "delete", key=key)
+        objects, name = self._objects, self._reader.name(key)
+        self._ask(lambda: objects.delete(name), "delete", key=key, cancel=cancel)
         return True
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:

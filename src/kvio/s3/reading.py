@@ -37,7 +37,7 @@ class Reader:
             KvioError: there is none, or its end is not one.
         """
         if self._options.layout == "plain":
-            head = self._head(objects, key, cancel)
+            head = self.head(objects, key, cancel)
             return BlockStat(key, head.nbytes, None, head.nbytes, head.mtime_ns)
         end, got = self._ask(
             lambda: objects.get_tail(self.name(key), trailers.NBYTES),
@@ -90,21 +90,26 @@ class Reader:
         self._in_ranges(objects, key, target, start, None, cancel)
         return body.total_bytes(target)
 
-    def scrub(self, objects: Objects, key: str) -> int:
+    def nbytes(self, objects: Objects, key: str, cancel: Cancellation | None = None) -> int:
+        """Give a block's length; its end is checked."""
+        return self.stat(objects, key, cancel).nbytes
+
+    def scrub(self, objects: Objects, key: str, cancel: Cancellation | None = None) -> int:
         """Check a block to its last byte and return its length; nothing is delivered."""
-        stat = self.stat(objects, key)
+        stat = self.stat(objects, key, cancel)
         room = memoryview(bytearray(min(stat.nbytes, self._options.part_bytes)))
         crc = 0
         for start, stop in body.ranges(stat.nbytes, self._options.part_bytes):
             piece = room[: stop - start]
-            self._in_ranges(objects, key, [piece], start, None, None)
+            self._in_ranges(objects, key, [piece], start, None, cancel)
             crc = body.crc32c([piece], crc)
         if stat.checksum is not None and crc != stat.checksum:
             text = f"block {key!r} is corrupt: the payload's checksum is wrong"
             raise CorruptBlockError(text, key=key)
         return stat.nbytes
 
-    def _head(self, objects: Objects, key: str, cancel: Cancellation | None) -> Head:
+    def head(self, objects: Objects, key: str, cancel: Cancellation | None) -> Head:
+        """Ask for the length of the object that holds a key."""
         return self._ask(lambda: objects.head(self.name(key)), "look at", key=key, cancel=cancel)
 
     def _fetch(self, objects: Objects, key: str, target: Parts, cancel: Cancellation | None) -> Got:
@@ -118,7 +123,7 @@ class Reader:
                 cancel=cancel,
             )
         for _ in range(_ATTEMPTS):
-            head = self._head(objects, key, cancel)
+            head = self.head(objects, key, cancel)
             wanted = body.cut(target, 0, head.nbytes)
             if self._in_ranges(objects, key, wanted, 0, head, cancel):
                 return Got(body.total_bytes(wanted), head.nbytes, head.etag)
@@ -138,7 +143,7 @@ class Reader:
                 ).nbytes
             except BlockSizeError:
                 pass  # at the end, or beyond it
-        if start > self._head(objects, key, cancel).nbytes:
+        if start > self.head(objects, key, cancel).nbytes:
             raise BlockSizeError(f"offset {start} lies beyond block {key!r}", key=key)
         return 0
 

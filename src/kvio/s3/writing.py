@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvio.abc import RunAll
 from kvio.errors import BlockExistsError, BlockNotFoundError, CorruptBlockError
@@ -18,10 +17,10 @@ from kvio.types import BlockStat, Cancellation, IfExists, IOMode, KiB, Level, Pa
 
 #: From here on asking whether a block stands there costs less than sending it in vain.
 _LOOK_FIRST_NBYTES: Final = 256 * KiB
+_HOW: Final = ("one request", "several parts")
 
 
-@dataclass(frozen=True, slots=True)
-class Sending:
+class Sending(NamedTuple):
     """One block on its way.
 
     Attributes:
@@ -52,6 +51,7 @@ class Writer:
         self._ask = ask
         self._reader = reader
         self._run_all = run_all
+        self._level = Level(options.durability)
         self._expect_standing = False
 
     def write(
@@ -69,11 +69,11 @@ class Writer:
         Raises:
             KvioError: it was not stored, or nobody can tell.
         """
-        sending = self._prepare(key, parts)
+        sending = self._prepare(key, parts, sent=objects.traits.checks_upload == "crc32c")
         if if_exists == "keep":
             return self._write_keeping(objects, sending, conditional, cancel)
         strict = if_exists == "error"
-        if strict and not conditional and self._is_taken(objects, key):
+        if strict and not conditional and self._is_taken(objects, key, cancel):
             raise BlockExistsError(f"block {key!r} exists", key=key)
         return self._send(objects, sending, only_new=strict and conditional, cancel=cancel)
 
@@ -91,7 +91,7 @@ class Writer:
             except BlockExistsError:
                 self._expect_standing = True
         for only_new in (conditional, False):
-            standing = self._standing(objects, sending.key)
+            standing = self._standing(objects, sending.key, cancel)
             if standing is not None and standing.nbytes == sending.nbytes:
                 return self._kept(sending.key, standing)
             self._expect_standing = False
@@ -104,14 +104,17 @@ class Writer:
                 continue  # it came between; the second time it is judged and, if broken, replaced
         raise AssertionError("unreachable")
 
-    def _prepare(self, key: str, parts: Parts) -> Sending:
+    def _prepare(self, key: str, parts: Parts, *, sent: bool) -> Sending:
+        """Make the trailer; *sent*: the server is told the checksum of the whole."""
         checksum = body.crc32c(parts) if self._options.checksum == "crc32c" else None
         nbytes = body.total_bytes(parts)
         trailer = b""
         if self._options.layout == "block":
             trailer = trailers.make(self._options.namespace, key, nbytes, checksum)
         whole = [*parts, memoryview(trailer)] if trailer else list(parts)
-        crc = None if checksum is None else body.crc32c([memoryview(trailer)], checksum)
+        crc = None
+        if sent and checksum is not None:
+            crc = body.crc32c([memoryview(trailer)], checksum)
         return Sending(key, whole, nbytes, checksum, crc, trailer)
 
     def _send(
@@ -148,9 +151,9 @@ class Writer:
             sending.key,
             sending.nbytes,
             sending.checksum,
-            Level(self._options.durability),
+            self._level,
             IOMode.MULTIPART if several else IOMode.PUT,
-            f"{sending.stored_nbytes} bytes, {'several parts' if several else 'one request'}",
+            f"{sending.stored_nbytes} bytes, {_HOW[several]}",
             existed=False,
         )
 
@@ -160,7 +163,8 @@ class Writer:
         Raises:
             Refused: it is not what was sent; nothing broken is left.
         """
-        unchecked = objects.traits.checks_upload == "none" or sending.crc32c is None
+        by_hash = objects.traits.checks_upload == "sha256" and self._options.signs_payload
+        unchecked = sending.crc32c is None and not by_hash
         try:
             if self._options.durability == "durable" and unchecked:
                 good = self._read_back(objects, name, sending)
@@ -208,18 +212,20 @@ class Writer:
             return False
         return True
 
-    def _standing(self, objects: Objects, key: str) -> BlockStat | None:
+    def _standing(
+        self, objects: Objects, key: str, cancel: Cancellation | None
+    ) -> BlockStat | None:
         """Describe what stands under a key, as a block of impossible length where it is broken."""
         try:
-            return self._reader.stat(objects, key)
+            return self._reader.stat(objects, key, cancel)
         except BlockNotFoundError:
             return None
         except CorruptBlockError:
             return BlockStat(key, -1, None, 0, None)
 
-    def _is_taken(self, objects: Objects, key: str) -> bool:
+    def _is_taken(self, objects: Objects, key: str, cancel: Cancellation | None) -> bool:
         try:
-            self._ask(lambda: objects.head(self._reader.name(key)), "look at", key=key)
+            self._reader.head(objects, key, cancel)
         except BlockNotFoundError:
             return False
         return True
@@ -227,7 +233,7 @@ class Writer:
     def _kept(self, key: str, standing: BlockStat) -> Receipt:
         self._expect_standing = True
         reason = "an intact block of this length stood there"
-        level = Level(self._options.durability)
+        level = self._level
         return Receipt(
             key, standing.nbytes, standing.checksum, level, IOMode.PUT, reason, existed=True
         )

@@ -66,11 +66,11 @@ class ForwardingBackend(Backend):
     ) -> int:
         return self.inner.read_block_into(key, parts, offset=offset, nbytes=nbytes, cancel=cancel)
 
-    def stat_block(self, key: str) -> BlockStat:
-        return self.inner.stat_block(key)
+    def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
+        return self.inner.stat_block(key, cancel=cancel)
 
-    def delete_block(self, key: str) -> bool:
-        return self.inner.delete_block(key)
+    def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
+        return self.inner.delete_block(key, cancel=cancel)
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         return self.inner.list_keys(prefix)
@@ -88,11 +88,13 @@ class ForwardingBackend(Backend):
     ) -> list[BlockResult] | None:
         return self.inner.read_blocks_into(blocks, cancel=cancel)
 
-    def count_leading(self, keys: Sequence[str]) -> int:
-        return self.inner.count_leading(keys)
+    def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
+        return self.inner.count_leading(keys, cancel=cancel)
 
-    def verify_block(self, key: str, *, payload: bool = True) -> BlockResult:
-        return self.inner.verify_block(key, payload=payload)
+    def verify_block(
+        self, key: str, *, payload: bool = True, cancel: Cancellation | None = None
+    ) -> BlockResult:
+        return self.inner.verify_block(key, payload=payload, cancel=cancel)
 
     def use_threads(self, run_all: RunAll) -> None:
         self.inner.use_threads(run_all)
@@ -132,8 +134,8 @@ class BatchlessBackend(ForwardingBackend):
     def read_blocks_into(self, blocks: Blocks, *, cancel: Cancellation | None = None) -> None:
         return None
 
-    def count_leading(self, keys: Sequence[str]) -> int:
-        return Backend.count_leading(self, keys)
+    def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
+        return Backend.count_leading(self, keys, cancel=cancel)
 
 
 @dataclass(slots=True)
@@ -199,28 +201,30 @@ class FaultyBackend(BatchlessBackend):
         self._meet("read_block_into", key)
         return super().read_block_into(key, parts, offset=offset, nbytes=nbytes, cancel=cancel)
 
-    def stat_block(self, key: str) -> BlockStat:
+    def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
         self._meet("stat_block", key)
-        return super().stat_block(key)
+        return super().stat_block(key, cancel=cancel)
 
-    def delete_block(self, key: str) -> bool:
+    def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
         self._meet("delete_block", key)
-        return super().delete_block(key)
+        return super().delete_block(key, cancel=cancel)
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         self._meet("list_keys", None)
         return super().list_keys(prefix)
 
-    def count_leading(self, keys: Sequence[str]) -> int:
+    def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
         self._meet("count_leading", None)
-        return super().count_leading(keys)
+        return super().count_leading(keys, cancel=cancel)
 
-    def verify_block(self, key: str, *, payload: bool = True) -> BlockResult:
+    def verify_block(
+        self, key: str, *, payload: bool = True, cancel: Cancellation | None = None
+    ) -> BlockResult:
         try:
             self._meet("verify_block", key)
         except KvioError as exc:
             return BlockResult(key, status_of(exc), 0, exc)
-        return super().verify_block(key, payload=payload)
+        return super().verify_block(key, payload=payload, cancel=cancel)
 
     def sweep(self, *, older_than_s: float, dry_run: bool = False) -> list[str]:
         self._meet("sweep", None)

@@ -202,12 +202,14 @@ class PosixBackend(Backend):
     ) -> list[BlockResult]:
         return self._engine.read(blocks, cancel)
 
-    def stat_block(self, key: str) -> BlockStat:
+    def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
         answer = self._engine.run_one(lib.kvio_stat_batch, key)
         crc = answer.crc if answer.flags & lib.KVIO_OP_HAS_CHECKSUM else None
         return BlockStat(key, answer.block_nbytes, crc, answer.file_nbytes, answer.mtime_ns)
 
-    def verify_block(self, key: str, *, payload: bool = True) -> BlockResult:
+    def verify_block(
+        self, key: str, *, payload: bool = True, cancel: Cancellation | None = None
+    ) -> BlockResult:
         scrub = payload and self.options.layout == "block"
         function, flags = lib.kvio_stat_batch, 0
         if scrub:
@@ -218,7 +220,7 @@ class PosixBackend(Backend):
             return outcome.failure(key, exc)
         return BlockResult(key, BlockStatus.OK, answer.block_nbytes)
 
-    def count_leading(self, keys: Sequence[str]) -> int:
+    def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
         for at in range(0, len(keys), _STAT_GROUP):
             group = keys[at : at + _STAT_GROUP]
             present = self._engine.count_present(group)
@@ -226,7 +228,7 @@ class PosixBackend(Backend):
                 return at + present
         return len(keys)
 
-    def delete_block(self, key: str) -> bool:
+    def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
         try:
             self._engine.run_one(lib.kvio_delete_batch, key)
         except BlockNotFoundError:

@@ -78,16 +78,18 @@ class ShelfBackend(Backend):
             at += len(piece)
         return at
 
-    def stat_block(self, key: str) -> BlockStat:
+    def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
         return BlockStat(key, len(self._get(key)), None, len(self._get(key)), None)
 
-    def verify_block(self, key: str, *, payload: bool = True) -> BlockResult:
+    def verify_block(
+        self, key: str, *, payload: bool = True, cancel: Cancellation | None = None
+    ) -> BlockResult:
         try:
             return BlockResult(key, kvio.BlockStatus.OK, len(self._get(key)))
         except kvio.BlockNotFoundError as exc:
             return BlockResult(key, kvio.BlockStatus.MISSING, 0, exc)
 
-    def delete_block(self, key: str) -> bool:
+    def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
         with _LOCK:
             return self._blocks.pop(key, None) is not None
 
