@@ -90,6 +90,13 @@ class Backend(ABC):
             CorruptBlockError: the stored bytes are not those written.
         """
 
+    def read_block(self, key: str, *, cancel: Cancellation | None = None) -> memoryview | None:
+        """Read a whole block into fresh page-aligned memory; None: the store asks for its size.
+
+        For media where that question costs as much as the answer.
+        """
+        return None
+
     @abstractmethod
     def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
         """Describe a block without reading its payload; raises as `read_block_into` does."""

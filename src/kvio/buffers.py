@@ -113,6 +113,15 @@ def aligned(nbytes: int, alignment: int = PAGE_BYTES) -> memoryview:
     return _native.allocate(nbytes, alignment)[:nbytes]
 
 
+def trimmed(view: memoryview, nbytes: int) -> memoryview:
+    """Give the first bytes of a view from `aligned`, copied where it would keep much more."""
+    if nbytes > len(view) // 2:
+        return view[:nbytes]
+    smaller = aligned(nbytes)
+    smaller[:] = view[:nbytes]
+    return smaller
+
+
 class BouncePool:
     """Aligned buffers on huge pages for direct I/O; about *limit* are kept."""
 

@@ -8,10 +8,12 @@ from kvio import buffers
 from kvio.abc import Backend
 from kvio.buffers import Data
 from kvio.errors import BlockSizeError
-from kvio.types import Cancellation, check_key
+from kvio.types import Cancellation, MiB, check_key
 
 #: How often a block may be replaced by a larger one while it is being read.
 _RETRIES = 8
+#: A range of so many bytes is read without asking how many there are.
+_SURELY_ALLOCATED_NBYTES = 16 * MiB
 
 
 def target(key: str, out: Data, offset: int, nbytes: int | None) -> list[memoryview]:
@@ -67,6 +69,14 @@ def read_fresh(
     backend: Backend, key: str, offset: int, nbytes: int | None, cancel: Cancellation | None
 ) -> memoryview:
     """Read a block, or a range, into memory allocated for its size."""
+    if not offset and nbytes is None:
+        whole = backend.read_block(key, cancel=cancel)
+        if whole is not None:
+            return whole
+    if nbytes is not None and nbytes <= _SURELY_ALLOCATED_NBYTES:
+        view = buffers.aligned(nbytes)
+        got = backend.read_block_into(key, [view], offset=offset, nbytes=nbytes, cancel=cancel)
+        return buffers.trimmed(view, got)
     for _ in range(_RETRIES):
         size = backend.stat_block(key, cancel=cancel).nbytes
         if offset > size:

@@ -163,6 +163,9 @@ class S3Backend(Backend):
             return self._reader.part(self._objects, key, parts, offset, wanted, cancel)
         return self._reader.whole(self._objects, key, parts, cancel)
 
+    def read_block(self, key: str, *, cancel: Cancellation | None = None) -> memoryview | None:
+        return self._reader.fresh(self._objects, key, cancel)
+
     def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
         return self._reader.stat(self._objects, key, cancel)
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final
 
 from kvio.abc import RunAll
+from kvio.buffers import aligned, trimmed
 from kvio.errors import BlockSizeError, CorruptBlockError
 from kvio.s3 import body, trailers
 from kvio.s3.asking import Asking
@@ -25,6 +26,7 @@ class Reader:
         self._options = options
         self._ask = ask
         self._run_all = run_all
+        self._guess_nbytes = 0
 
     def name(self, key: str) -> str:
         """Say which object holds a key."""
@@ -63,8 +65,29 @@ class Reader:
         if plain:
             if got.total > body.total_bytes(out):
                 raise _too_large(key, got.total, body.total_bytes(out))
-            return got.nbytes
-        return self._check(objects, key, out, target, got)
+            nbytes = got.nbytes
+        else:
+            nbytes = self._check(objects, key, out, target, got)
+        self._guess_nbytes = max(nbytes, self._guess_nbytes * 15 // 16)
+        return nbytes
+
+    def fresh(
+        self, objects: Objects, key: str, cancel: Cancellation | None = None
+    ) -> memoryview | None:
+        """Read a whole block into fresh memory, guessing from the last ones how long it is.
+
+        None where the guess is too small: then its length has to be asked for.
+        """
+        if not self._guess_nbytes:
+            return None
+        room = self._guess_nbytes * 5 // 4
+        view = aligned(room)
+        try:
+            got = self.whole(objects, key, [view], cancel)
+        except BlockSizeError:
+            self._guess_nbytes = 0
+            return None
+        return trimmed(view, got)
 
     def part(
         self,

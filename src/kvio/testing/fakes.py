@@ -66,6 +66,9 @@ class ForwardingBackend(Backend):
     ) -> int:
         return self.inner.read_block_into(key, parts, offset=offset, nbytes=nbytes, cancel=cancel)
 
+    def read_block(self, key: str, *, cancel: Cancellation | None = None) -> memoryview | None:
+        return self.inner.read_block(key, cancel=cancel)
+
     def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
         return self.inner.stat_block(key, cancel=cancel)
 

@@ -1,0 +1,81 @@
+"""How many requests a call makes: what a round trip to a distant server costs is counted here."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from kvio import MiB
+from tests.s3.faulty import FaultyServer
+from tests.s3.libraries import open_s3
+
+#: Libraries whose requests are one a verb; the others are counted in their own tests.
+LIBRARIES = ("s3+boto3", "s3+minio", "s3+obstore")
+
+
+def taken(server: FaultyServer, since: int) -> Counter[str]:
+    """Count the requests after the first *since* by operation."""
+    return Counter(seen.operation for seen in server.requests[since:])
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_block_costs_one_request(library: str, faulty: FaultyServer) -> None:
+    """Writing, reading into memory, looking up; listing costs one a page, a deletion two."""
+    options = {"conditional": "trust"}
+    with open_s3(library, faulty.endpoint, "bucket", prefix="p", options=options) as store:
+        out = bytearray(1000)
+        for call, expected in (
+            (lambda: store.write_block("k", bytes(1000)), {"PutObject": 1}),
+            (lambda: store.write_block("k", bytes(1000), if_exists="replace"), {"PutObject": 1}),
+            (lambda: store.read_block_into("k", out), {"GetObject": 1}),
+            (lambda: store.stat_block("k"), {"GetObject": 1}),
+            (lambda: store.count_leading(["k"] * 5), {"HeadObject": 5}),
+            (lambda: list(store.list_keys()), {"ListObjects": 1}),
+            (lambda: store.read_block("k", offset=5, nbytes=5), {"GetObject": 2}),
+        ):
+            since = len(faulty.requests)
+            call()
+            assert taken(faulty, since) == expected
+
+
+@pytest.mark.parametrize("layout", ["block", "plain"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_blocks_of_about_one_size_are_read_by_one_request_each(
+    library: str, layout: str, faulty: FaultyServer
+) -> None:
+    """The first tells how long the next may be; one that is longer is asked for its length."""
+    options = {"conditional": "trust", "layout": layout}
+    sizes = (1000, 1000, 990, 10, 0, 1000, 3000, 3000, 1000)
+    with open_s3(library, faulty.endpoint, "bucket", prefix="p", options=options) as store:
+        for number, nbytes in enumerate(sizes):
+            store.write_block(f"k{number}", bytes([number + 1]) * nbytes)
+        costs = []
+        for number, nbytes in enumerate(sizes):
+            since = len(faulty.requests)
+            assert store.read_block(f"k{number}") == bytes([number + 1]) * nbytes
+            costs.append(len(faulty.requests) - since)
+    assert [cost for cost, nbytes in zip(costs[1:], sizes[1:], strict=True) if nbytes != 3000] == [
+        1
+    ] * 6
+    assert costs[7] == 1
+    assert max(costs) <= 4
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_large_block_costs_its_parts_and_two_looks(library: str, faulty: FaultyServer) -> None:
+    """Parts to write and one look at the end of the whole; ranges to read and one HEAD."""
+    options = {"conditional": "trust", "part_bytes": 5 * MiB}
+    data = bytes(12 * MiB)
+    with open_s3(library, faulty.endpoint, "bucket", prefix="p", options=options) as store:
+        since = len(faulty.requests)
+        store.write_block("k", data, if_exists="replace")
+        assert taken(faulty, since) == {
+            "CreateMultipartUpload": 1,
+            "UploadPart": 3,
+            "CompleteMultipartUpload": 1,
+            "GetObject": 1,
+        }
+        since = len(faulty.requests)
+        assert store.read_block_into("k", bytearray(len(data))) == len(data)
+        assert taken(faulty, since) == {"HeadObject": 1, "GetObject": 3}
