@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
 from kvio.abc import RunAll
@@ -19,6 +20,9 @@ from kvio.s3.options import S3Options
 from kvio.types import Parts
 
 T = TypeVar("T")
+
+#: Names that are asked for at once: as many as a server gives.
+_PAGE: Final = 1000
 
 
 class Fetching(Objects, Protocol):
@@ -83,8 +87,8 @@ class Bounded:
     def list_names(self, prefix: str) -> Iterator[str]:
         """Yield names, each within the time of a request."""
         names = self._inner.list_names(prefix)
-        while (name := self._run(lambda: next(names, None))) is not None:
-            yield name
+        while page := self._run(lambda: list(islice(names, _PAGE))):
+            yield from page
 
     def close(self) -> None:
         """Give back connections."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from kvio.s3.conditions import Condition, Refused
-from kvio.s3.objects import Got, Head
+from kvio.s3.objects import UNKNOWN, Got, Head
 
 #: Get at most so many bytes (second) from an offset (first) on.
 Get: TypeAlias = Callable[[int, int], Sequence[Any]]
@@ -20,9 +20,8 @@ def fetch(
 ) -> tuple[Sequence[Any], int, str | None]:
     """Get buffers, the object's length, and its ETag if known, as `bounded.Fetching` says.
 
-    An answer that is shorter than what was asked for shows where the object ends. Else a HEAD
-    follows; it comes last, so that ranges whose HEADs agree with one made before them are of one
-    object.
+    An answer that is shorter than what was asked for shows where the object ends. A range that came
+    whole says nothing of it, and nothing more is asked. Else a HEAD follows.
 
     Raises:
         Refused: a request failed, or the object was replaced between two.
@@ -43,6 +42,8 @@ def fetch(
     got = sum(map(len, pieces))
     if got < wanted:
         return pieces, start + got, None
+    if stop is not None and got == stop - start:
+        return pieces, UNKNOWN, None
     standing = head()
     if standing.nbytes < start + got:
         raise Refused(Condition.CONFLICT, "the object was replaced while it was read")
@@ -69,4 +70,6 @@ def end(get: Get, head: Callable[[], Head], nbytes: int) -> tuple[bytes, Got]:
             continue  # it is shorter by now
         if len(found) == wanted:
             return found, Got(wanted, standing.nbytes, standing.etag)
+        if len(found) < wanted and head() == standing:  # not replaced: the answer is short
+            return found, Got(len(found), standing.nbytes, standing.etag)
     raise Refused(Condition.CONFLICT, "the object was replaced while its end was read")

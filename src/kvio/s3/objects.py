@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from kvio.abc import RunAll
 from kvio.s3.options import S3Options
@@ -38,6 +38,10 @@ class Traits:
     after_fork: Literal["reopen", "refuse"]
     bounded: bool
     ignores: tuple[Ignored, ...] = ()
+
+
+#: The length of an object of which only a range is known.
+UNKNOWN: Final = -1
 
 
 @dataclass(frozen=True, slots=True)

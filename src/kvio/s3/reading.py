@@ -11,7 +11,7 @@ from kvio.errors import BlockSizeError, CorruptBlockError
 from kvio.s3 import body, trailers
 from kvio.s3.asking import Asking
 from kvio.s3.conditions import Condition, Refused
-from kvio.s3.objects import Got, Head, Objects
+from kvio.s3.objects import UNKNOWN, Got, Head, Objects
 from kvio.s3.options import S3Options
 from kvio.types import BlockStat, Cancellation, Parts
 
@@ -196,7 +196,9 @@ class Reader:
         answers = self._run_all(tasks) if len(tasks) > 1 else [task() for task in tasks]
         lengths = {got.total for got in answers} | ({head.nbytes} if head else set())
         etags = {got.etag for got in answers} | ({head.etag} if head else set())
-        return len(lengths) <= 1 and len(etags - {None}) <= 1
+        if head is not None and UNKNOWN in lengths:  # the library tells nothing of an object
+            return self.head(objects, key, cancel) == head
+        return len(lengths - {UNKNOWN}) <= 1 and len(etags - {None}) <= 1
 
     def _check(self, objects: Objects, key: str, out: Parts, target: Parts, got: Got) -> int:
         room = body.total_bytes(out)

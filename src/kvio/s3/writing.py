@@ -153,7 +153,7 @@ class Writer:
             sending.checksum,
             self._level,
             IOMode.MULTIPART if several else IOMode.PUT,
-            f"{sending.stored_nbytes} bytes, {_HOW[several]}",
+            _HOW[several],
             existed=False,
         )
 
