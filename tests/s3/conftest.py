@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         # What is missing or fails here, the fixture finds again and says.
         with contextlib.suppress(servers.ServerError):
             _build(servers.resolve(name), session.config)
+
+
+def pytest_sessionfinish() -> None:
+    """Let calls that were given up return before Python ends.
+
+    A native thread that comes back while the interpreter is torn down ends the process (CPython
+    before 3.14), whatever the tests said.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "kvio-io":
+            thread.join(15)
 
 
 def _build(name: str, config: pytest.Config) -> None:

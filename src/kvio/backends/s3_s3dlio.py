@@ -29,6 +29,7 @@ from kvio.abc import RunAll
 from kvio.errors import ConfigError
 from kvio.s3 import body, lengths
 from kvio.s3.backend import S3Backend
+from kvio.s3.bounded import Bounded
 from kvio.s3.conditions import Condition, Refused, condition_of
 from kvio.s3.objects import Connect, Got, Head, Ignored, Traits
 from kvio.s3.options import MAX_PARTS, S3Options
@@ -40,7 +41,7 @@ TRAITS = Traits(
     conditional=False,
     checks_upload="none",  # "sha256" where payloads are signed
     after_fork="refuse",
-    bounded=True,
+    bounded=True,  # by S3dlioObjects
     ignores=(
         Ignored("tls_verify", "it always checks the server's certificate; give ca_file"),
         Ignored("conditional", "it sends no If-None-Match", ("trust",)),
@@ -72,11 +73,15 @@ FAILURES: Final[tuple[tuple[str, Condition], ...]] = (
     ("client error (SendRequest)", Condition.LOST),
     ("streaming error: ", Condition.LOST),
     ("dispatch failure", Condition.LOST),
+    (": response error", Condition.LOST),  # a list that was cut off
 )
 
 
-class S3dlioObjects:
-    """One bucket through s3dlio, which has one client for the whole process."""
+class _Unlimited:
+    """One bucket through s3dlio, which has one client for the whole process.
+
+    Its timeout ends before the body of an answer: one that comes for ever is waited for.
+    """
 
     def __init__(self, options: S3Options) -> None:
         _configure(options)
@@ -183,6 +188,19 @@ class S3dlioObjects:
 
     def _uri(self, name: str) -> str:
         return f"s3://{self._bucket}/{name}"
+
+
+class S3dlioObjects(Bounded):
+    """The same, where what is fetched comes in time or is given up."""
+
+    def __init__(self, options: S3Options) -> None:
+        super().__init__(_Unlimited(options), options)
+
+    def put(
+        self, name: str, parts: Parts, *, crc32c: int | None, only_new: bool, run_all: RunAll
+    ) -> None:
+        """Store the joined parts; s3dlio's own timeout ends it, without the cost of a thread."""
+        self._inner.put(name, parts, crc32c=crc32c, only_new=only_new, run_all=run_all)
 
 
 def _ask(request: Callable[[], T]) -> T:

@@ -13,9 +13,12 @@ joined lazily, by the next one that ends, and a child that was forked in between
 that it does not have, and be aborted.
 
 The library has no timeouts: `kvio.s3.bounded` gives calls up. It makes each failed request twice at
-least. A block is copied twice on its way out (joined; into the library's parts) and twice on its
-way in (into bytes; into the caller's memory). A GET tells neither length nor ETag: see
-`kvio.s3.lengths`.
+least. Of a certificate that it does not trust it says nothing for 40 seconds or more: when a store
+cannot be opened over https, a handshake of Python's own tells whether that is why. A write into an
+upload that has failed by then does not tell why it did: it counts as a lost connection.
+
+A block is copied twice on its way out (joined; into the library's parts) and twice on its way in
+(into bytes; into the caller's memory). A GET tells neither length nor ETag: see `kvio.s3.lengths`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeVar
@@ -31,10 +36,10 @@ from urllib.parse import urlsplit
 from s3torchconnectorclient._mountpoint_s3_client import MountpointS3Client, S3Exception
 
 from kvio.abc import RunAll
-from kvio.errors import ConfigError
+from kvio.errors import ConfigError, StorageTimeoutError, TransientStorageError
 from kvio.s3 import body, lengths, trailers
 from kvio.s3.backend import S3Backend
-from kvio.s3.conditions import Condition, Refused, condition_of
+from kvio.s3.conditions import Condition, Refused, condition_of, error_of
 from kvio.s3.objects import Connect, Got, Head, Ignored, Traits
 from kvio.s3.options import MAX_PARTS, S3Options, is_loopback
 from kvio.types import Parts
@@ -68,6 +73,7 @@ FAILURES: Final[tuple[tuple[str, Condition], ...]] = (
     ("Service error: The key does not exist", Condition.MISSING),
     ("Service error: The object was not found", Condition.MISSING),
     ("Service error: The bucket does not exist", Condition.NO_BUCKET),
+    ("Service error: At least one of the preconditions", Condition.EXISTS),
     ("Client error: Forbidden: ", Condition.DENIED),
     ("Client error: No signing credentials available", Condition.NO_CREDENTIALS),
     ("Client error: Request throttled", Condition.BUSY),
@@ -78,6 +84,9 @@ FAILURES: Final[tuple[tuple[str, Condition], ...]] = (
     ("AWS_ERROR_S3_REQUEST_HAS_COMPLETED", Condition.LOST),  # an upload ended; nothing says why
     ("AWS_ERROR_S3_RESPONSE_CHECKSUM_MISMATCH", Condition.CORRUPT),
     ("AWS_ERROR_S3_OBJECT_MODIFIED", Condition.CONFLICT),
+    # An answer to a range that is the whole object.
+    ("AWS_ERROR_S3_MISSING_CONTENT_RANGE_HEADER", Condition.UNSUPPORTED),
+    ("AWS_ERROR_DEST_COPY_TOO_SMALL", Condition.UNSUPPORTED),
     ("AWS_IO_TLS_", Condition.TLS),
     ("AWS_IO_SOCKET_TIMEOUT", Condition.TIMEOUT),
     ("AWS_ERROR_HTTP_RESPONSE_FIRST_BYTE_TIMEOUT", Condition.TIMEOUT),
@@ -262,6 +271,28 @@ def _connect(options: S3Options) -> MountpointS3Client:
         _put({name: os.environ.get(name) for name in seen})
 
 
+def _failing_handshake(options: S3Options) -> str | None:
+    """Say why no TLS connection can be made to the endpoint; None: one can, or nobody can tell."""
+    place = urlsplit(options.endpoint_url or "")
+    if place.scheme != "https" or place.hostname is None:
+        return None
+    host = place.hostname if options.path_style else f"{options.bucket}.{place.hostname}"
+    context = ssl.create_default_context(cafile=options.ca_file)
+    limit_s = min(options.connect_timeout_s, options.request_timeout_s)
+    try:
+        with (
+            socket.create_connection((host, place.port or 443), limit_s) as line,
+            context.wrap_socket(line, server_hostname=host),
+        ):
+            return None
+    except ssl.SSLEOFError:
+        return None  # hung up on: that may pass
+    except ssl.SSLError as exc:
+        return str(exc)
+    except OSError:
+        return None
+
+
 def _may_be_unsigned(options: S3Options) -> bool:
     host = urlsplit(options.endpoint_url or "").hostname or ""
     return options.payload_signing == "auto" and is_loopback(host)
@@ -314,3 +345,14 @@ class TorchBackend(S3Backend):
     name = "s3+torch"
     library: ClassVar[Connect] = TorchObjects
     traits = TRAITS
+
+    def __init__(self, options: S3Options) -> None:
+        try:
+            super().__init__(options)
+        except (StorageTimeoutError, TransientStorageError) as exc:
+            untrusted = _failing_handshake(options)
+            if untrusted is None:
+                raise
+            refused = Refused(Condition.TLS, untrusted)
+            doing = f"open the bucket {options.bucket!r}"
+            raise error_of(refused, doing, key=None, backend=self.name) from exc

@@ -1,0 +1,100 @@
+"""What comes of every verb, found out in a process of its own and printed as JSON.
+
+For a library that knows one server in a process: ``python -m tests.s3.alone LIBRARY hasty WORD…``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import kvio
+from tests.s3.failing import (
+    BUCKET,
+    HASTY,
+    LARGE,
+    PATIENT,
+    READING,
+    SMALL,
+    VERBS,
+    HealingServer,
+    asked_too_often,
+    attempt,
+    attempt_all,
+    described,
+    key_of,
+    look,
+    open_faulty,
+    prepare,
+    retries_made,
+    stored,
+)
+from tests.s3.faulty import FaultyServer
+from tests.s3.test_failures_of_writes import STEPS
+
+
+def outcomes(library: str, options: Mapping[str, Any], *words: str) -> Mapping[str, Any]:
+    """Tell the outcomes by word and verb, and what was asked for again, by kvio or not."""
+    with FaultyServer() as server:
+        store = open_faulty(library, server, options)
+        found = {}
+        for word in words:
+            verbs = [verb for verb in VERBS if (word, verb) != ("slowdrip", "list")]
+            prepare(server, word, verbs)
+            found[word] = attempt_all(store, word, verbs)
+            server.release()
+        store.close(timeout=20)
+        again = asked_too_often(server, library, "")
+    return {"outcomes": found, "retries": retries_made(store), "again": again}
+
+
+def uploads(library: str, *words: str) -> Mapping[str, Any]:
+    """Tell what became of uploads of which one step fails, and what they left."""
+    told: dict[str, str] = {}
+    with FaultyServer() as server, open_faulty(library, server) as store:
+        for word in words:
+            try:
+                store.write_block(f"{word}/block", LARGE, if_exists="replace")
+                told[word] = "good"
+            except kvio.KvioError as error:
+                told[word] = described(error)
+        left = [word for word in words if look(server, f"{word}/block") is not None]
+        return {"outcomes": told, "left": left, "unfinished": server.uploads(BUCKET)}
+
+
+def healing(library: str, *words: str) -> Mapping[str, Any]:
+    """Tell which verbs came good when each failure had passed, and how often kvio asked again."""
+    told: dict[str, dict[str, tuple[str, int]]] = {}
+    broken = []
+    with HealingServer(library) as server, open_faulty(library, server, {"retries": 2}) as store:
+        for word in words:
+            # A batch of deletes has no key by which it could heal.
+            verbs = ["write in parts"] if word in STEPS else ["write", *READING, "list"]
+            prepare(server, word)
+            told[word] = {}
+            for verb in verbs:
+                before = retries_made(store)
+                outcome = attempt(store, word, verb)
+                told[word][verb] = outcome, retries_made(store) - before
+                data = LARGE if word in STEPS or verb == "read in parallel" else SMALL
+                if look(server, key_of(word, verb)) != stored(key_of(word, verb), data):
+                    broken.append((word, verb))
+        return {"outcomes": told, "broken": broken, "unfinished": server.uploads(BUCKET)}
+
+
+def main(library: str, what: str, *words: str) -> None:
+    """Print what was found out."""
+    match what:
+        case "hasty" | "patient":
+            told = outcomes(library, HASTY if what == "hasty" else PATIENT, *words)
+        case "uploads":
+            told = uploads(library, *words)
+        case _:
+            told = healing(library, *words)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

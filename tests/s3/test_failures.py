@@ -1,0 +1,217 @@
+"""Whatever goes wrong between a store and its server is one typed error, by any library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import pytest
+
+import kvio
+from kvio.s3.conditions import ERRORS, PASSING, UNDECIDED, Condition
+from tests.s3.failing import (
+    HASTY,
+    ONE_REQUEST,
+    READING,
+    REQUESTS_PER_WRITE,
+    TELLS_LESS,
+    VERBS,
+    HealingServer,
+    asked_too_often,
+    attempt,
+    attempt_all,
+    error_of,
+    open_faulty,
+    prepare,
+    requests_per_attempt,
+    retries_made,
+)
+from tests.s3.faults import WORDS
+from tests.s3.faulty import FaultyServer
+from tests.s3.libraries import LIBRARIES
+
+Outcomes = Mapping[str, Condition | None]
+_GOOD: Final[Outcomes] = dict.fromkeys(VERBS)
+_BY_TRAILER: Final = dict.fromkeys(("read a range", "stat"))
+_FETCHING: Final = (*READING, "list", "write in parts")  # the last looks at what it wrote
+
+
+def _all(condition: Condition) -> Outcomes:
+    return dict.fromkeys(VERBS, condition)
+
+
+def _some(condition: Condition, *verbs: str) -> Outcomes:
+    return {**_GOOD, **dict.fromkeys(verbs, condition)}
+
+
+#: An answer to HEAD has no body, and only that says which 400 or 404 it is.
+_HEADLESS: Final = ("delete", "read in parallel")
+_CORRUPT: Final = {
+    **_some(Condition.CORRUPT, *READING),
+    "write in parts": Condition.MANGLED,  # the look at what was written
+}
+#: What every verb comes to, by the word that is in the key.
+TABLE: Final[Mapping[str, Outcomes]] = {
+    "e500": _all(Condition.BUSY),
+    "e503": _all(Condition.BUSY),
+    "e403": _all(Condition.DENIED),
+    "badsig": _all(Condition.DENIED),
+    "expired": {**_all(Condition.DENIED), **dict.fromkeys(_HEADLESS, Condition.OTHER)},
+    "e412": _all(Condition.EXISTS),
+    # The end of an object that has no such range is the end of an empty one.
+    "e416": {**_all(Condition.RANGE), **dict.fromkeys(_BY_TRAILER, Condition.CORRUPT)},
+    "no-bucket": {**_all(Condition.NO_BUCKET), **dict.fromkeys(_HEADLESS, Condition.MISSING)},
+    "redirect": _all(Condition.ELSEWHERE),
+    "reset": _all(Condition.LOST),
+    "hang": _all(Condition.TIMEOUT),
+    "hangbody": _some(Condition.TIMEOUT, *_FETCHING),
+    "stall": _some(Condition.TIMEOUT, *_FETCHING),
+    "slowdrip": _some(Condition.TIMEOUT, *READING, "write in parts"),
+    "resetmid": _some(Condition.LOST, *_FETCHING),
+    "trunc": _some(Condition.LOST, *_FETCHING),
+    "flip": _CORRUPT,
+    "badcrc": _CORRUPT,
+    "shortlen": {**_CORRUPT, "read in parallel": Condition.LOST},
+    "wrongrange": _some(
+        Condition.UNSUPPORTED, "read a range", "read in parallel", "stat", "write in parts"
+    ),
+    "completeerror": _some(Condition.BUSY, "write in parts"),
+    "lostpart": _some(Condition.MANGLED, "write in parts"),
+    # Of one request that is answered with a lie nothing tells.
+    "lieput": _some(Condition.MANGLED, "write in parts"),
+    "ignores-conditions": _GOOD,
+}
+#: These refuse the first request alone.
+PASSING_WORDS: Final = ("e500once", "e503once")
+HANGING: Final = ("hang", "hangbody", "stall", "slowdrip")
+
+
+def expected(library: str, word: str, verbs: Mapping[str, object] = VERBS) -> dict[str, str]:
+    """Say what each verb must come to."""
+    found = {verb: TELLS_LESS.get((library, word, verb), TABLE[word][verb]) for verb in verbs}
+    # To delete what is not there is no failure, and gives False.
+    told = {verb: error_of(condition) for verb, condition in found.items()}
+    return told | ({"delete": "bad"} if word == "no-bucket" else {})
+
+
+def test_every_condition_has_one_error_of_ours() -> None:
+    """The table of conditions is complete, and what is tried again is known to pass."""
+    assert set(ERRORS) == set(Condition)
+    made = {condition: make("text", "key", "s3+x") for condition, make in ERRORS.items()}
+    assert all(isinstance(error, kvio.KvioError) for error in made.values())
+    assert {type(made[condition]) for condition in PASSING} == {kvio.TransientStorageError}
+    assert PASSING | {Condition.TIMEOUT} >= UNDECIDED
+    storage = [error for error in made.values() if isinstance(error, kvio.StorageError)]
+    assert len({(type(error), error.errno) for error in storage}) == len(storage)
+    assert all((error.key, error.backend) == ("key", "s3+x") for error in storage)
+
+
+def test_every_fault_is_in_the_table() -> None:
+    """No fault that the server knows goes untested, and every verb has its outcome."""
+    assert {*TABLE, *PASSING_WORDS} == WORDS
+    assert all(set(outcomes) == set(VERBS) for outcomes in TABLE.values())
+
+
+@pytest.fixture
+def patient(library: str, faulty: FaultyServer) -> Iterator[kvio.Store]:
+    """Give a store that makes no request again, and has time."""
+    with open_faulty(library, faulty) as store:
+        yield store
+
+
+@pytest.mark.parametrize("word", [word for word in TABLE if word not in HANGING])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_fault_is_the_same_error_by_any_library(
+    library: str, word: str, patient: kvio.Store, faulty: FaultyServer
+) -> None:
+    """Each verb comes to the outcome of the table, by requests that are each made once."""
+    prepare(faulty, word)
+
+    assert attempt_all(patient, word) == expected(library, word)
+
+    assert asked_too_often(faulty, library, word) == []
+    assert retries_made(patient) == 0
+
+
+@pytest.mark.parametrize("word", HANGING)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_hangs_is_given_up(library: str, word: str, faulty: FaultyServer) -> None:
+    """The timeouts of the options end every verb, and nothing is asked again."""
+    verbs = {verb: VERBS[verb] for verb in VERBS if (word, verb) != ("slowdrip", "list")}
+    prepare(faulty, word, verbs)
+    store = open_faulty(library, faulty, HASTY)
+
+    assert attempt_all(store, word, verbs) == expected(library, word, verbs)
+
+    assert asked_too_often(faulty, library, word) == []
+    assert retries_made(store) == 0
+    faulty.release()
+    store.close()
+
+
+@pytest.mark.parametrize("word", PASSING_WORDS)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_fails_once_passes_when_asked_again(library: str, word: str) -> None:
+    """One retry a request is enough, each is counted, and no library made one of its own."""
+    verbs = ("write", "read", "read a range", "stat", "list")
+    each = requests_per_attempt(library, word)
+    retries = REQUESTS_PER_WRITE.get(library, 1)
+    with (
+        HealingServer(library) as server,
+        open_faulty(library, server, {"retries": retries}) as store,
+    ):
+        prepare(server, word, verbs)
+        for verb in verbs:
+            before, asked = retries_made(store), len(server.requests)
+
+            assert attempt(store, word, verb) == "good"
+
+            refused = [
+                seen
+                for seen in server.requests[asked:]
+                if (seen.status or 0) >= 500 and seen.operation != "AbortMultipartUpload"
+            ]
+            assert len(refused) == (retries_made(store) - before) * each > 0
+
+
+@pytest.mark.parametrize("word", ["e500", "e503", "reset"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_fails_for_good_is_tried_as_often_as_allowed(
+    library: str, word: str, faulty: FaultyServer
+) -> None:
+    """With two retries there are three attempts, and then the error."""
+    prepare(faulty, word, ONE_REQUEST)
+    with open_faulty(library, faulty, {"retries": 2}) as store:
+        for verb in ONE_REQUEST:
+            before, asked = retries_made(store), len(faulty.requests)
+
+            assert attempt(store, word, verb) == error_of(TABLE[word][verb])
+
+            assert len(faulty.requests) - asked == 3 * requests_per_attempt(library, word)
+            assert retries_made(store) - before == 2
+
+
+@pytest.mark.parametrize("word", ["e403", "expired", "badsig", "redirect", "flip", "no-bucket"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_cannot_pass_is_not_tried_again(library: str, word: str, faulty: FaultyServer) -> None:
+    """A refusal that will stay one costs one request, whatever the retries."""
+    prepare(faulty, word, ONE_REQUEST)
+    with open_faulty(library, faulty, {"retries": 3}) as store:
+        attempt_all(store, word, ONE_REQUEST)
+
+        assert retries_made(store) == 0
+        assert asked_too_often(faulty, library, word) == []
+
+
+@pytest.mark.parametrize("word", ["resetmid", "trunc"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_body_that_was_cut_off_is_fetched_again(library: str, word: str) -> None:
+    """What broke once comes whole the second time, and of the broken one nothing is returned."""
+    with HealingServer(library) as server, open_faulty(library, server, {"retries": 1}) as store:
+        prepare(server, word, READING)
+        for verb in READING:
+            before = retries_made(store)
+
+            assert attempt(store, word, verb) == "good"
+
+            assert retries_made(store) > before

@@ -1,0 +1,78 @@
+"""The table of failures holds for a library that knows one server in a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.s3.failing import error_of, registered
+from tests.s3.test_failures import HANGING, TABLE, expected
+from tests.s3.test_failures_of_writes import STEPS
+
+LIBRARY: Final = "s3+s3dlio"
+PACES: Final = {"patient": [w for w in TABLE if w not in HANGING], "hasty": list(HANGING)}
+HEALING: Final = (
+    *("e500", "e503", "reset", "resetmid", "trunc"),
+    *("part-e500", "part-reset", "complete-e500", "completeerror", "lostpart"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVIO_TEST_ALONE", "1")
+    registered(LIBRARY)
+
+
+def found_out(what: str, *words: str) -> Any:
+    """Give what a process of its own found out; that it ends in time is part of it."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.s3.alone", LIBRARY, what, *words],
+        cwd=Path(__file__).parents[2],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_fault_is_the_same_error_in_a_process_of_its_own(pace: str) -> None:
+    """Each verb comes to the outcome of the table, and nothing is asked for again."""
+    told = found_out(pace, *PACES[pace])
+
+    verbs = {word: told["outcomes"][word] for word in PACES[pace]}
+    assert verbs == {word: expected(LIBRARY, word, verbs[word]) for word in verbs}
+    assert told["retries"] == 0
+    assert told["again"] == []
+
+
+def test_a_failed_upload_leaves_nothing_in_a_process_of_its_own() -> None:
+    """Whichever step fails: no receipt, nothing under the key, and the upload was given up."""
+    told = found_out("uploads", *STEPS)
+
+    assert told["outcomes"] == {word: error_of(STEPS[word]) for word in STEPS}
+    assert told["left"] == []
+    assert told["unfinished"] == []
+
+
+def test_what_fails_once_passes_in_a_process_of_its_own() -> None:
+    """A failure that passes is asked about again by kvio, counted, and what comes is whole."""
+    told = found_out("healing", *HEALING)
+
+    outcomes = {
+        (word, verb): how for word in HEALING for verb, how in told["outcomes"][word].items()
+    }
+    assert {case for case, (outcome, _) in outcomes.items() if outcome != "good"} == set()
+    assert told["broken"] == []
+    assert told["unfinished"] == []
+    unharmed = {("resetmid", "write"), ("trunc", "write")}
+    assert {case for case, (_, retries) in outcomes.items() if not retries} == unharmed

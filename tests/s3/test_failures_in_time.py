@@ -1,0 +1,108 @@
+"""A server that says nothing holds nobody up for longer than was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import pytest
+
+import kvio
+from kvio.types import BlockStatus
+from tests.s3.failing import LARGE, SMALL, look, open_faulty, place, requests_per_attempt
+from tests.s3.faulty import FaultyServer
+from tests.s3.libraries import LIBRARIES
+
+#: In seconds: the library itself waits longer, so that a verb that has ended was given up.
+WAIT: Final = 0.4
+SLOWER: Final = {"connect_timeout_s": 3.0, "read_timeout_s": 3.0, "request_timeout_s": 4.0}
+LONG_S: Final = 60.0
+
+
+def _batch(results: list[kvio.BlockResult]) -> None:
+    """Raise the error that a single call would have raised."""
+    assert [result.status for result in results] == [BlockStatus.TIMEOUT] * len(results)
+    error = results[0].error
+    assert error is not None
+    raise error
+
+
+CALLS: Final[Mapping[str, Callable[[kvio.Store, str, bytearray], object]]] = {
+    "write": lambda s, k, _: s.write_block(k, SMALL, if_exists="replace", timeout=WAIT),
+    "write-keeping": lambda s, k, _: s.write_block(k, SMALL, timeout=WAIT),
+    "write-new": lambda s, k, _: s.write_block(k, SMALL, if_exists="error", timeout=WAIT),
+    "write-parts": lambda s, k, _: s.write_block(k, LARGE, if_exists="replace", timeout=WAIT),
+    "read-into": lambda s, k, out: s.read_block_into(k, out, timeout=WAIT),
+    "read": lambda s, k, _: s.read_block(k, timeout=WAIT),
+    "read-range": lambda s, k, out: s.read_block_into(k, out, offset=5, nbytes=9, timeout=WAIT),
+    "stat": lambda s, k, _: s.stat_block(k, timeout=WAIT),
+    "contains": lambda s, k, _: s.contains(k, timeout=WAIT),
+    "count": lambda s, k, _: s.count_leading([k, f"{k}2"], timeout=WAIT),
+    "verify": lambda s, k, _: s.verify_block(k, timeout=WAIT),
+    "delete": lambda s, k, _: s.delete_block(k, timeout=WAIT),
+    "submit-write": lambda s, k, _: s.submit_write(k, SMALL, timeout=WAIT).result(LONG_S),
+    "submit-read": lambda s, k, out: s.submit_read_into(k, out, timeout=WAIT).result(LONG_S),
+    "writes": lambda s, k, _: _batch(s.write_blocks([(k, SMALL), (f"{k}2", SMALL)], timeout=WAIT)),
+    "reads": lambda s, k, out: _batch(s.read_blocks_into([(k, out)], timeout=WAIT)),
+    "deletes": lambda s, k, _: _batch(s.delete_blocks([k, f"{k}2"], timeout=WAIT)),
+}
+
+
+@pytest.mark.parametrize("word", ["hang", "slowdrip"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_verb_obeys_its_timeout(library: str, word: str, faulty: FaultyServer) -> None:
+    """Each ends by StorageTimeoutError, and memory that was given back is never written."""
+    fetching = ("read-into", "read", "read-range", "stat", "contains", "verify", "reads")
+    names = [name for name in CALLS if word == "hang" or name in fetching]
+    buffers = {name: bytearray(len(SMALL)) for name in names}
+    for name in names:
+        if not name.startswith("write"):
+            place(faulty, f"{word}/{name}/block", SMALL)
+    store = open_faulty(library, faulty, SLOWER)
+
+    def call(name: str) -> str:
+        try:
+            CALLS[name](store, f"{word}/{name}/block", buffers[name])
+        except kvio.KvioError as error:
+            return type(error).__name__
+        return "ended"
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        outcomes = dict(zip(names, pool.map(call, names), strict=True))
+
+    assert outcomes == dict.fromkeys(names, "StorageTimeoutError")
+    faulty.release()
+    store.close(timeout=LONG_S)
+    assert not any(map(any, buffers.values()))
+    written = [name for name in names if name.startswith("write")]
+    assert [look(faulty, f"{word}/{name}/block") for name in written] == [None] * len(written)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_timeout_of_a_store_is_that_of_its_calls(library: str, faulty: FaultyServer) -> None:
+    """A call that has none of its own has the store's, and a later call is served."""
+    place(faulty, "good/block", SMALL)
+    store = open_faulty(library, faulty, SLOWER, timeout=WAIT)
+
+    with pytest.raises(kvio.StorageTimeoutError):
+        store.read_block("hang/block")
+
+    assert store.read_block("good/block", timeout=LONG_S) == SMALL
+    faulty.release()
+    store.close(timeout=LONG_S)
+
+
+@pytest.mark.parametrize("name", ["read-into", "read-range", "write", "write-keeping"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_retries_end_with_the_timeout(library: str, name: str, faulty: FaultyServer) -> None:
+    """However many retries are left, none is made for a caller who has gone."""
+    word = "put-e500/create-e500" if name.startswith("write") else "e500"
+    store = open_faulty(library, faulty, {"retries": 100})
+
+    with pytest.raises(kvio.StorageTimeoutError):
+        CALLS[name](store, f"{word}/block", bytearray(len(SMALL)))
+
+    asked = len(faulty.requests)
+    store.close(timeout=LONG_S)
+    assert len(faulty.requests) <= asked + requests_per_attempt(library, "e500")

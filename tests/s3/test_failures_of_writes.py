@@ -1,0 +1,199 @@
+"""A write that failed has no receipt, shows nothing broken, and is not made twice blindly."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+import kvio
+from kvio.s3.conditions import Condition
+from tests.s3.failing import (
+    BUCKET,
+    ENDS_UNTOLD,
+    LARGE,
+    SMALL,
+    ForgetfulServer,
+    HealingServer,
+    attempt,
+    described,
+    error_of,
+    look,
+    open_faulty,
+    place,
+    retries_made,
+    stored,
+    unfinished,
+)
+from tests.s3.faulty import FaultyServer
+from tests.s3.libraries import LIBRARIES
+
+#: One step of an upload in parts fails: what the write comes to.
+STEPS: Final = {
+    "create-e403": Condition.DENIED,
+    "part-e500": Condition.BUSY,
+    "part-e403": Condition.DENIED,
+    "part-reset": Condition.LOST,
+    "complete-e500": Condition.BUSY,
+    "complete-e403": Condition.DENIED,
+    "complete-reset": Condition.LOST,
+    "completeerror": Condition.BUSY,
+    "lostpart": Condition.MANGLED,
+}
+#: These show nothing of what may have been stored before.
+_LOOKS_AFTER: Final = {"get-e403": Condition.DENIED, "get-trunc": Condition.LOST}
+
+
+@pytest.mark.parametrize("durability", ["visible", "durable"])
+@pytest.mark.parametrize("word", STEPS)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_failed_upload_leaves_nothing(
+    library: str, word: str, durability: str, faulty: FaultyServer
+) -> None:
+    """Whichever step fails: no receipt, nothing under the key, and the upload was given up."""
+    key = f"{word}/block"
+    with (
+        open_faulty(library, faulty, {"durability": durability}) as store,
+        pytest.raises(kvio.KvioError) as caught,
+    ):
+        store.write_block(key, LARGE, if_exists="replace")
+
+    told = {STEPS[word]}
+    if word.startswith("part-"):
+        told.add(ENDS_UNTOLD.get(library, STEPS[word]))
+    assert described(caught.value) in map(error_of, told)
+    assert look(faulty, key) is None
+    assert unfinished(faulty, library) == []
+    assert retries_made(store) == 0
+
+
+@pytest.mark.parametrize("word", ["part-e500", "complete-e500", "completeerror", "lostpart"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_an_upload_is_made_again_from_the_beginning(library: str, word: str) -> None:
+    """What fails in passing is uploaded once more, whole."""
+    key = f"{word}/block"
+    with HealingServer(library) as server, open_faulty(library, server, {"retries": 2}) as store:
+        receipt = store.write_block(key, LARGE, if_exists="replace")
+
+        assert (receipt.nbytes, receipt.existed) == (len(LARGE), False)
+        assert look(server, key) == stored(key, LARGE)
+        assert unfinished(server, library) == []
+        assert retries_made(store) > 0
+
+
+@pytest.mark.parametrize("word", _LOOKS_AFTER)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_no_receipt_without_a_look_at_what_was_stored(
+    library: str, word: str, faulty: FaultyServer
+) -> None:
+    """Where the look fails nobody can tell, and the upload is not repeated for it."""
+    key = f"{word}/block"
+    with (
+        open_faulty(library, faulty, {"retries": 1}) as store,
+        pytest.raises(kvio.KvioError) as caught,
+    ):
+        store.write_block(key, LARGE, if_exists="replace")
+
+    assert described(caught.value) == error_of(_LOOKS_AFTER[word])
+    assert faulty.count(f"p/{key}", "CompleteMultipartUpload") == 1
+    assert look(faulty, key) in (None, stored(key, LARGE))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_durable_block_was_seen_on_the_server(library: str, faulty: FaultyServer) -> None:
+    """Where the server checks no checksum, a lie about a small block is found out."""
+    with open_faulty(library, faulty, {"durability": "durable"}) as store:
+        if store._backend.traits.checks_upload != "none":  # type: ignore[attr-defined]
+            pytest.skip("the server checks what this library sends: nothing is read back")
+        with pytest.raises(kvio.TransientStorageError):
+            store.write_block("lieput/block", SMALL, if_exists="replace")
+
+
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("word", ["put-reset,complete-reset", "put-e500,complete-e500"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_creation_that_may_have_been_is_not_made_again(
+    library: str, word: str, data: bytes, faulty: FaultyServer
+) -> None:
+    """With ``error`` a lost answer ends the write: the next try would meet its own block."""
+    key = f"{word.replace(',', '/')}/block"
+    with open_faulty(library, faulty, {"retries": 3}) as store:
+        if not store.capabilities.exclusive_create:
+            pytest.skip("the library sends no conditions: nothing tells its own block apart")
+        with pytest.raises(kvio.TransientStorageError):
+            store.write_block(key, data, if_exists="error")
+
+        assert retries_made(store) == 0
+    published = ("PutObject", "CompleteMultipartUpload")
+    assert [seen.operation in published for seen in faulty.requests].count(True) == 1
+
+
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_creation_whose_answer_was_lost_is_whole(library: str, data: bytes) -> None:
+    """What was carried out stays, whole; with ``keep`` it is found and kept."""
+    with ForgetfulServer() as server, open_faulty(library, server, {"retries": 3}) as store:
+        if not store.capabilities.exclusive_create:
+            pytest.skip("the library sends no conditions: nothing tells its own block apart")
+        with pytest.raises(kvio.TransientStorageError):
+            store.write_block("block", data, if_exists="error")
+
+        assert retries_made(store) == 0
+        assert look(server, "block") == stored("block", data)
+        assert store.write_block("block", data).existed
+        assert server.uploads(BUCKET) == []
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_server_that_ignores_conditions_is_found_out(library: str, faulty: FaultyServer) -> None:
+    """Exclusive creation is not promised, a note says why, and a taken key is still refused."""
+    key = "ignores-conditions/block"
+    with open_faulty(
+        library, faulty, {"conditional": "probe"}, prefix="ignores-conditions"
+    ) as store:
+        capabilities = store.capabilities
+
+        assert not capabilities.exclusive_create
+        assert any("If-None-Match" in note for note in capabilities.notes)
+        store.write_block(key, SMALL, if_exists="error")
+        with pytest.raises(kvio.BlockExistsError):
+            store.write_block(key, SMALL, if_exists="error")
+        assert list(store.list_keys()) == [key]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_server_that_honours_conditions_is_relied_on(library: str, faulty: FaultyServer) -> None:
+    """Where library and server both have them, creation is exclusive; the probe leaves nothing."""
+    with open_faulty(library, faulty, {"conditional": "probe"}) as store:
+        conditional = store._backend.traits.conditional  # type: ignore[attr-defined]
+
+        assert store.capabilities.exclusive_create == conditional
+        assert list(store.list_keys()) == []
+
+
+@pytest.mark.parametrize("word", ["delete-e500", "delete-e403"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_failed_deletion_is_an_error(library: str, word: str, faulty: FaultyServer) -> None:
+    """A block that could not be deleted is not said to be gone."""
+    key = f"{word}/delete/block"
+    place(faulty, key, SMALL)
+    conditions = {"e500": Condition.BUSY, "e403": Condition.DENIED}
+    with open_faulty(library, faulty) as store:
+        assert attempt(store, word, "delete") == error_of(conditions[word.rpartition("-")[2]])
+
+    assert look(faulty, key) is not None
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_failure_spares_the_rest_of_a_batch(library: str, faulty: FaultyServer) -> None:
+    """Each block of a batch has its own outcome."""
+    keys = ["a/block", "e403/block", "e500/block", "z/block"]
+    with open_faulty(library, faulty) as store:
+        written = store.write_blocks([(key, SMALL) for key in keys], if_exists="replace")
+
+        assert [result.ok for result in written] == [True, False, False, True]
+        assert [type(result.error) for result in written[1:3]] == [
+            kvio.AccessDeniedError,
+            kvio.TransientStorageError,
+        ]
+        assert sorted(store.list_keys("z")) == ["z/block"]
