@@ -270,6 +270,31 @@ def compare_hybrid(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+@nox.parametrize("library", ["boto3", "minio", "obstore", "s3dlio", "torch"])
+def compare_s3(session: nox.Session, library: str) -> None:
+    """Compare an S3 library alone in its environment; arguments go to ``kvio experiment s3``.
+
+    Results are in results/s3/LIBRARY; see ``compare_s3_report``.
+    """
+    install(session, extras=f"[cli,plot,s3-{library}]")
+    where = ("--results", f"results/s3/{library}")
+    # What an interrupted run left would be taken for this one.
+    shutil.rmtree(where[1], ignore_errors=True)
+    session.run("kvio", "experiment", "s3", "--contenders", library, *where, *session.posargs)
+
+
+@nox.session(default=False)
+def compare_s3_report(session: nox.Session) -> None:
+    """Join what ``compare_s3`` left in results/s3 into one report."""
+    install(session, extras="[cli,plot]")
+    session.run(
+        "kvio", "experiment", "s3", "--merge", "results/s3", "--results", "results/s3/merged",
+        *session.posargs,
+    )  # fmt: skip
+    session.run("kvio", "report", "results/s3/merged")
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Run the benchmarks, then every bar; arguments go to benchmarks/bars.py."""
     install(session, "bench", extras="[cli,plot]")

@@ -8,6 +8,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from kvio import ConfigError
+from kvio.cli import s3
 from kvio.cli.output import guarded, parse_duration, print_line
 from kvio.experiments import report as reports
 from kvio.experiments.run import Limits
@@ -249,6 +250,7 @@ _EXPERIMENTS: Final = (
         "  kvio experiment media --root /var/tmp\n"
         "  kvio experiment media --root /var/tmp --kinds ext4,xfs --budget 5m",
     ),
+    ("s3", s3.s3, s3.EXAMPLES),
 )
 for _name, _command, _examples in _EXPERIMENTS:
     experiment.command(_name, epilog=f"\b\nExamples:\n{_examples}")(guarded(_command))

@@ -1,0 +1,111 @@
+"""experiment s3: its options, on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kvio import ConfigError
+from kvio.cli.output import parse_duration
+from kvio.experiments.run import Limits
+
+EXAMPLES: Final = (
+    "  kvio experiment s3\n"
+    "  kvio experiment s3 --contenders obstore,boto3 --parts 2,get --objects 1000\n"
+    "  kvio experiment s3 --endpoint https://s3.example.org --bucket scratch --budget 10m\n"
+    "  kvio experiment s3 --server minio=/usr/local/bin/minio\n"
+    "  kvio experiment s3 --merge results/s3/boto3 results/s3/minio"
+)
+
+
+def s3(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="FOLDER...", help="With --merge: what to join.")
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Join runs instead of measuring.")] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where JSON, Markdown and PNG go."),
+    ] = None,
+    budget: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="No round begins after this; what has no room is named."),
+    ] = "100s",
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds at most.")] = 15,
+    objects: Annotated[
+        int, typer.Option(metavar="N", help="Objects of 322,957 bytes in a load.")
+    ] = 400,
+    parts: Annotated[
+        str,
+        typer.Option(
+            metavar="PART,...",
+            help="1 threads, 2 libraries, 3 processes, 4 sizes, get: reads, HEAD and LIST too.",
+        ),
+    ] = "1,2,3,4,get",
+    contenders: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Libraries, or such as 'boto3 direct'."),
+    ] = None,
+    payload: Annotated[str, typer.Option(metavar="KIND", help="random, jpeg.")] = "random",
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A server that runs; credentials are in the AWS variables.",
+        ),
+    ] = None,
+    bucket: Annotated[
+        str | None, typer.Option(metavar="NAME", help="On that server; it must be there.")
+    ] = None,
+    prefix: Annotated[
+        str, typer.Option(metavar="NAME", help="Below which all objects are; they are removed.")
+    ] = "kvio-experiment",
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="minio=PATH", help="A real server to measure on, too."),
+    ] = None,
+) -> None:
+    """Five S3 libraries: through kvio, by hand, and as they come; the floor of a raw client.
+
+    Without --endpoint the server is a clone's benchmarks/s3mem. Under mpirun (with mpi4py, all
+    ranks on one machine) the ranks run the processes of part 3.
+    """
+    from kvio.experiments.s3 import experiment as this
+    from kvio.experiments.s3 import presenting
+
+    if merge:
+        if not folders:
+            raise ConfigError("--merge needs the folders of runs")
+        _leave(presenting.merge(folders, results))
+        return
+    if folders:
+        raise ConfigError(f"{folders[0]}: folders are for --merge")
+    name, _, path = (server or "").partition("=")
+    if server is not None and (name != "minio" or not path):
+        raise ConfigError(f"--server {server}: give minio=PATH")
+    limits = Limits(
+        root=Path(), results=results, budget_s=parse_duration(budget), max_rounds=rounds
+    )
+    status = this.run(
+        limits,
+        parts=_split(parts),
+        objects=objects,
+        contenders=None if contenders is None else _split(contenders),
+        payload_kind=payload,
+        endpoint=endpoint,
+        bucket=bucket,
+        prefix=prefix,
+        real=Path(path) if path else None,
+    )
+    _leave(status)
+
+
+def _split(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _leave(status: int) -> None:
+    if status:
+        raise typer.Exit(status)
