@@ -106,7 +106,8 @@ int kvio_parts_aligned(const kvio_op *op, uint32_t memory_align, uint32_t offset
 /* Memory that starts on an align boundary; NULL when there is none left.  Not
  * zeroed.  Huge pages are asked for from 4 MiB on, or by alignment: fresh
  * memory then costs 512 times fewer page faults, and direct I/O fewer segments
- * (1.5 to 2.5 times faster on a virtio disk). */
+ * (1.5 to 2.5 times faster on a virtio disk).  Memory that is kept, which the
+ * alignment says, gives small pages back first that it has from an earlier life. */
 void *kvio_alloc(size_t nbytes, size_t align)
 {
 	size_t rounded = (size_t)kvio_round_up(nbytes ? nbytes : 1, align);
@@ -114,6 +115,8 @@ void *kvio_alloc(size_t nbytes, size_t align)
 	void *base = aligned_alloc(huge && align < HUGE_PAGE ? HUGE_PAGE : align,
 				   huge ? (size_t)kvio_round_up(rounded, HUGE_PAGE) : rounded);
 
+	if (base && align >= HUGE_PAGE)
+		madvise(base, rounded, MADV_DONTNEED);
 	if (base && huge)
 		madvise(base, rounded, MADV_HUGEPAGE);
 	return base;
