@@ -305,9 +305,8 @@ def _notes(options: dict[str, Any], turns: Run, cases: Sequence[Case], wanted: S
         "'offload': new requests; then the page cache of the files is emptied (directory entries "
         "stay cached) and the same requests come again, grown: 'lookup' and 'load'. Shared "
         "prefixes are cold to the first request that loads them only",
-        "a lookup of kvio reads every block's trailer, cold when requests come again, and counts "
-        "no broken block; LMCache asks its index in memory; the others only look whether there is "
-        "a file",
+        "a lookup of kvio asks for names and lengths; LMCache asks its index in memory; the others "
+        "look whether there is a file",
         "p50 and p99 of requests, by nearest rank; MB/s over the time in which any such call was "
         "under way, beside calls of the other kinds; every loaded byte compared, outside of it",
         "of requests that miss the same block at once one offloads it, so that all contenders are "
