@@ -209,7 +209,7 @@ def test_a_small_block_is_one_request_each_way(faulty: FaultyServer) -> None:
 
 
 OTHERWISE = """
-import os, sys
+import os, subprocess, sys
 import kvio
 first = {"endpoint_url": sys.argv[1], "access_key": "anyone", "secret_key": "anything"}
 kept = kvio.open_store("s3+s3dlio://bucket/p", options=first)
@@ -228,6 +228,8 @@ for change in (
 kept.write_block("block", b"bytes")
 assert kept.read_block("block") == b"bytes"
 assert not [name for name in os.environ if name.startswith(("AWS_", "S3DLIO_"))], os.environ
+inherited = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+assert "AWS_" not in inherited, "programs that are started see them"
 threads = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
 print(sum(name.startswith("s3dlio-rt-worke") for name in threads), len(os.sched_getaffinity(0)))
 """

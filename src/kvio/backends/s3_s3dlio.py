@@ -2,8 +2,9 @@
 
 s3dlio reads where to go, and as whom, from the environment of the process, once, and keeps it: a
 second store that wants another endpoint, other credentials or timeouts is refused. The variables
-are set where native code sees them, and not in `os.environ`; programs that this process starts
-inherit them. What s3dlio was used for before kvio cannot be found out, and would stay.
+are set where native code sees them, and not in `os.environ`, and those that are not s3dlio's alone
+only until its first request. What s3dlio was used for before kvio cannot be found out, and would
+stay.
 
 Bodies are read in place, so a block goes out with one copy (payload and trailer joined) or, where
 it is one piece, with none; what comes in is copied once from the library's buffer. A GET tells
@@ -97,6 +98,8 @@ class _Unlimited:
         except Refused as refused:
             if refused.condition is not Condition.MISSING:
                 raise
+        finally:
+            _restore()
 
     def put(
         self, name: str, parts: Parts, *, crc32c: int | None, only_new: bool, run_all: RunAll
@@ -280,6 +283,19 @@ def _configure(options: S3Options) -> None:
             "S3DLIO_RT_THREADS": os.environ.get("S3DLIO_RT_THREADS", str(_cores())),
         }
         for name, value in {**wanted, **fixed}.items():
+            if value is None:
+                os.unsetenv(name)
+            else:
+                os.putenv(name, value)
+
+
+def _restore() -> None:
+    """Undo what `_configure` set and other libraries read too; s3dlio has read it by now."""
+    with _lock:
+        for name in _MEANING:
+            if not name.startswith("AWS_"):
+                continue
+            value = os.environ.get(name)
             if value is None:
                 os.unsetenv(name)
             else:
