@@ -26,7 +26,10 @@ LIBRARIES: Final = tuple(MODULES)
 def require(library: str) -> None:
     """Skip the running test where a library is not installed."""
     if importlib.util.find_spec(MODULES[library]) is None:
-        pytest.skip(f"needs {MODULES[library]} (pip install 'kvio[{library.replace('+', '-')}]')")
+        extra = library.replace("+", "-")
+        pytest.skip(
+            f"needs {MODULES[library]} (pip install 'kvio[{extra}]')", allow_module_level=True
+        )
 
 
 def open_s3(
