@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self
 
 from kvio import batches, buffers, forks, reads
@@ -252,10 +253,8 @@ class Store:
             CorruptBlockError: its trailer is not one.
         """
         check_key(key)
-        look = self._backend.stat_block
-        return self._calls.run(
-            lambda cancel: look(key, cancel=cancel), timeout=timeout, describe="the stat"
-        )
+        look = partial(self._backend.stat_block, key)
+        return self._calls.run(lambda c: look(cancel=c), timeout=timeout, describe="the stat")
 
     def contains(self, key: str, *, timeout: float | None = None) -> bool:
         """Tell whether a block stands under a key and its trailer is intact."""
@@ -295,10 +294,8 @@ class Store:
     def verify_block(self, key: str, *, timeout: float | None = None) -> BlockResult:
         """Check a stored block to its last byte without returning any of it."""
         check_key(key)
-        check = self._backend.verify_block
-        return self._calls.run(
-            lambda cancel: check(key, cancel=cancel), timeout=timeout, describe="the check"
-        )
+        check = partial(self._backend.verify_block, key)
+        return self._calls.run(lambda c: check(cancel=c), timeout=timeout, describe="the check")
 
     def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
         """Remove a block; False if there was none."""
