@@ -181,23 +181,16 @@ class S3Backend(Backend):
     def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
         for at in range(0, len(keys), _LOOKS):
             group = keys[at : at + _LOOKS]
-            tasks = [partial(self._is_there, key, cancel) for key in group]
+            tasks = [partial(self._reader.exists, self._objects, key, cancel) for key in group]
             there = self._side_by_side(tasks)
             if not all(there):
                 return at + there.index(False)
         return len(keys)
 
-    def _is_there(self, key: str, cancel: Cancellation | None) -> bool:
-        try:
-            self._reader.head(self._objects, key, cancel)
-        except BlockNotFoundError:
-            return False
-        return True
-
     def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
-        if not self._is_there(key, cancel):
-            return False
         objects, name = self._objects, self._reader.name(key)
+        if not self._reader.exists(objects, key, cancel):
+            return False
         self._ask(lambda: objects.delete(name), "delete", key=key, cancel=cancel)
         return True
 

@@ -6,12 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvio import _native
+from kvio.buffers import total_bytes as total_bytes
 from kvio.types import Parts
-
-
-def total_bytes(parts: Parts) -> int:
-    """Sum the lengths."""
-    return sum(map(len, parts))
 
 
 def cut(parts: Parts, start: int, stop: int) -> list[memoryview]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvio.abc import RunAll
 from kvio.buffers import aligned, trimmed
-from kvio.errors import BlockSizeError, CorruptBlockError
+from kvio.errors import BlockNotFoundError, BlockSizeError, CorruptBlockError
 from kvio.s3 import body, trailers
 from kvio.s3.asking import Asking
 from kvio.s3.conditions import Condition, Refused
@@ -134,6 +134,14 @@ class Reader:
     def head(self, objects: Objects, key: str, cancel: Cancellation | None) -> Head:
         """Ask for the length of the object that holds a key."""
         return self._ask(lambda: objects.head(self.name(key)), "look at", key=key, cancel=cancel)
+
+    def exists(self, objects: Objects, key: str, cancel: Cancellation | None) -> bool:
+        """Tell whether there is an object, whatever is in it."""
+        try:
+            self.head(objects, key, cancel)
+        except BlockNotFoundError:
+            return False
+        return True
 
     def _fetch(self, objects: Objects, key: str, target: Parts, cancel: Cancellation | None) -> Got:
         """Get an object from its beginning, as far as it fits."""

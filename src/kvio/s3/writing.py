@@ -73,7 +73,7 @@ class Writer:
         if if_exists == "keep":
             return self._write_keeping(objects, sending, conditional, cancel)
         strict = if_exists == "error"
-        if strict and not conditional and self._is_taken(objects, key, cancel):
+        if strict and not conditional and self._reader.exists(objects, key, cancel):
             raise BlockExistsError(f"block {key!r} exists", key=key)
         return self._send(objects, sending, only_new=strict and conditional, cancel=cancel)
 
@@ -222,13 +222,6 @@ class Writer:
             return None
         except CorruptBlockError:
             return BlockStat(key, -1, None, 0, None)
-
-    def _is_taken(self, objects: Objects, key: str, cancel: Cancellation | None) -> bool:
-        try:
-            self._reader.head(objects, key, cancel)
-        except BlockNotFoundError:
-            return False
-        return True
 
     def _kept(self, key: str, standing: BlockStat) -> Receipt:
         self._expect_standing = True
