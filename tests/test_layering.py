@@ -32,9 +32,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "abc": {"types", "errors", "url"},
     "_dlpack": {"_native", "errors"},
     "buffers": {"_native", "_dlpack", "types", "errors"},
-    "s3": {"abc", "buffers", "errors", "executor", "types", "url", "format", "_native"},
+    "s3": {"abc", "buffers", "errors", "types", "url", "format", "_native"},
     "backends": _BACKEND,
-    "wrappers": {"abc", "errors", "types"},
+    "wrappers": {
+        *("_native", "abc", "buffers", "errors", "forks", "reads", "store", "types", "url"),
+    },
     "registry": {"abc", "errors"},
     "executor": {"types", "errors"},
     "calls": {"executor", "types", "errors"},
@@ -58,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "aio": {"store", "buffers", "types", "errors"},
     "opening": {"store", "calls", "types", "errors", "url"},
-    "kvio": {"aio", "buffers", "errors", "opening", "registry", "store", "types"},
+    "kvio": {"aio", "buffers", "errors", "opening", "registry", "store", "types", "wrappers"},
     # Above the public API. Tuning and the doctor look at a medium before any store is open on it.
     "tuning": {*PUBLIC, "_native", "buffers", "opening", "policies", "store", "url"} | _MEDIA,
     "doctor": {*PUBLIC, "_native", "opening", "policies", "tuning", "url"} | _MEDIA,
@@ -93,7 +95,7 @@ LIBRARIES = {
     "mpi4py": {"experiments.s3.ranks"},
     "safetensors": {"experiments.peers"},
     "tensorstore": {"experiments.peers"},
-    "torch": {"experiments.engines"},
+    "torch": {"connectors.torch_dcp", "experiments.engines", "wrappers.staging"},
     "lmcache": {"experiments.engines"},
     "nixl": {"experiments.engines"},
 }

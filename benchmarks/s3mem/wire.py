@@ -21,6 +21,9 @@ _BUFFER_BYTES: Final = 16 << 10
 #: writev(2) takes at most this many buffers at once (IOV_MAX).
 _BUFFERS_A_CALL: Final = 1024
 _CHUNK_LINE_BYTES: Final = 8 << 10
+#: How a client that wants TLS begins, and then waits.
+_TLS_HANDSHAKE: Final = 0x16
+_BAD_REQUEST: Final = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BODILESS: Final = frozenset((204, 304))
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
@@ -210,6 +213,9 @@ class Connection:
                 if self._start == self._end:
                     return None
                 raise WireError("the client left in the middle of a head")
+            if self._buffer[self._start] == _TLS_HANDSHAKE:
+                self._sock.sendall(_BAD_REQUEST)
+                raise WireError("TLS to a server of plain http")
             at = self._buffer.find(b"\r\n\r\n", self._start, self._end)
         head = bytes(self._view[self._start : at])
         self._start = at + 4

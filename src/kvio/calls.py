@@ -12,6 +12,7 @@ import heapq
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -113,16 +114,16 @@ class Calls:
         )
         self._timeout = settings.timeout
         self.closed = False
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._inside = 0
+        self._idle = threading.Condition()
+        #: One item a call: a deque changes as one step, and needs no lock.
+        self._inside: deque[None] = deque()
         self._deadlines = Deadlines(self.executor)
 
     def __enter__(self) -> None:
-        with self._lock:
-            if self.closed:
-                raise StoreClosedError("the store is closed")
-            self._inside += 1
+        self._inside.append(None)  # before the look: close() looks in the other order
+        if self.closed:
+            self.__exit__(None, None, None)
+            raise StoreClosedError("the store is closed")
 
     def __exit__(
         self,
@@ -130,9 +131,9 @@ class Calls:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self.closed:
+        self._inside.pop()
+        if self.closed:
+            with self._idle:
                 self._idle.notify_all()
 
     def limit(self, timeout: float | None) -> float | None:
@@ -227,7 +228,7 @@ class Calls:
             self.closed = True
         ended = self.executor.close(timeout=timeout)
         with self._idle:
-            ended = self._idle.wait_for(lambda: self._inside == 0, timeout) and ended
+            ended = self._idle.wait_for(lambda: not self._inside, timeout) and ended
         self._deadlines.close()
         return ended
 

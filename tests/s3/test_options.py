@@ -66,6 +66,8 @@ def test_bucket_and_prefix_come_from_the_url() -> None:
         "s3://bucket?retries=-1",
         "s3://bucket?read_timeout_s=0",
         "s3://bucket?request_timeout_s=nan",
+        "s3://bucket?read_timeout_s=inf",
+        "s3://bucket?connect_timeout_s=inf",
         "s3://bucket?payload_signing=maybe",
         "s3://bucket?endpoint_url=127.0.0.1:9000",
         "s3://bucket?endpoint_url=ftp://host",

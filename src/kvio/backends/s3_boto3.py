@@ -115,7 +115,9 @@ class Boto3Objects:
                 self._ask(self._client.abort_multipart_upload, **upload)
             raise
 
-    def get_into(self, name: str, parts: Parts, start: int, stop: int | None) -> Got:
+    def get_into(
+        self, name: str, parts: Parts, start: int, stop: int | None, *, described: bool = True
+    ) -> Got:
         """Fill the parts from an object; see `kvio.s3.objects.Objects`."""
         whole = start == 0 and stop is None
         wanted: dict[str, Any] = (

@@ -131,7 +131,9 @@ class MinioObjects:
                 )
             )
 
-    def get_into(self, name: str, parts: Parts, start: int, stop: int | None) -> Got:
+    def get_into(
+        self, name: str, parts: Parts, start: int, stop: int | None, *, described: bool = True
+    ) -> Got:
         """Fill the parts from an object; see `kvio.s3.objects.Objects`."""
         whole = start == 0 and stop is None
         last = "" if stop is None else str(stop - 1)

@@ -28,7 +28,7 @@ from kvio.errors import ConfigError
 from kvio.s3 import body
 from kvio.s3.backend import S3Backend
 from kvio.s3.conditions import Condition, Refused, condition_of
-from kvio.s3.objects import Connect, Got, Head, Traits
+from kvio.s3.objects import UNKNOWN, Connect, Got, Head, Traits
 from kvio.s3.options import MAX_PARTS, S3Options
 from kvio.types import KiB, Parts
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_FAILURES: Final = (BaseError, FileNotFoundError)
 TRAITS = Traits(conditional=True, checks_upload="none", after_fork="refuse", bounded=True)
 
 _KINDS: Final[tuple[tuple[type[Exception], Condition], ...]] = (
@@ -83,6 +84,8 @@ _SOURCES: Final = (
 _STATUS: Final = re.compile(r"status(?: code)?:? (\d{3})")
 _CODE: Final = re.compile(r"(?:<Code>|\(code: )(\w+)")
 _PART_CONCURRENCY: Final = 4
+#: No limit: a year. Without a number the library takes 30 s.
+_LONGEST_S: Final = 365 * 24 * 3600.0
 #: Up to here one copy costs less than handing over a list.
 _JOINED_NBYTES: Final = 256 * KiB
 
@@ -114,11 +117,14 @@ class ObstoreObjects:
     ) -> None:
         """Store an object; see `kvio.s3.objects.Objects`."""
         total = body.total_bytes(parts)
-        mode: Literal["create", "overwrite"] = "create" if only_new else "overwrite"
         if total <= self._part_bytes or only_new:
             small = total <= _JOINED_NBYTES
             data = body.join(parts) if small else [part for part in parts if len(part)]
-            _ask(lambda: self._store.put(name, data, mode=mode, use_multipart=False))
+            mode: Literal["create", "overwrite"] = "create" if only_new else "overwrite"
+            try:
+                self._store.put(name, data, mode=mode, use_multipart=False)
+            except _FAILURES as exc:
+                raise _refused(exc) from exc
             return
         _ask(
             lambda: self._store.put(
@@ -130,10 +136,14 @@ class ObstoreObjects:
             )
         )
 
-    def get_into(self, name: str, parts: Parts, start: int, stop: int | None) -> Got:
+    def get_into(
+        self, name: str, parts: Parts, start: int, stop: int | None, *, described: bool = True
+    ) -> Got:
         """Fill the parts from an object; see `kvio.s3.objects.Objects`."""
         if start == 0 and stop is None:
-            return _ask(lambda: self._get_whole(name, parts))
+            return self._get_whole(name, parts)
+        if stop is not None and not described:
+            return self._get_range(name, parts, start, stop)
 
         def get() -> Got:
             answer = self._store.get(name, options=_range(start, stop))
@@ -151,14 +161,24 @@ class ObstoreObjects:
 
     def _get_whole(self, name: str, parts: Parts) -> Got:
         """Get all there is; its description is left where it is, which is a tenth of the cost."""
-        answer = self._store.get(name)
-        total = answer.range[1]
-        if total > body.total_bytes(parts):
-            return Got(0, total)
-        got = body.scatter([answer.buffer()], parts)
+        try:
+            answer = self._store.get(name)
+            total = answer.range[1]
+            if total > body.total_bytes(parts):
+                return Got(0, total)
+            got = body.scatter([answer.buffer()], parts)
+        except _FAILURES as exc:
+            raise _refused(exc) from exc
         if got != total:
             raise Refused(Condition.LOST, f"{got} of {total} bytes came")
         return Got(got, total)
+
+    def _get_range(self, name: str, parts: Parts, start: int, stop: int) -> Got:
+        try:
+            found = self._store.get_range(name, start=start, end=stop)
+        except _FAILURES as exc:
+            raise _refused(exc) from exc
+        return Got(body.scatter([found], parts), UNKNOWN)
 
     def get_tail(self, name: str, nbytes: int) -> tuple[bytes, Got]:
         """Fetch the end of an object; see `kvio.s3.objects.Objects`."""
@@ -205,7 +225,7 @@ class ObstoreObjects:
 def _ask(request: Callable[[], T]) -> T:
     try:
         return request()
-    except (BaseError, FileNotFoundError) as exc:
+    except _FAILURES as exc:
         raise _refused(exc) from exc
 
 
@@ -256,7 +276,7 @@ def _store(options: S3Options) -> S3Store:
         "allow_invalid_certificates": not options.tls_verify,
         "connect_timeout": f"{options.connect_timeout_s}s",
         "read_timeout": f"{options.read_timeout_s}s",
-        "timeout": f"{options.request_timeout_s}s",
+        "timeout": f"{min(options.request_timeout_s, _LONGEST_S)}s",
         "pool_max_idle_per_host": str(options.connections),
     }
     if options.ca_file is not None:

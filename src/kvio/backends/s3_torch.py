@@ -138,7 +138,9 @@ class TorchObjects:
         finally:
             del stream  # dropped, it gives up what was not closed; a traceback would keep it
 
-    def get_into(self, name: str, parts: Parts, start: int, stop: int | None) -> Got:
+    def get_into(
+        self, name: str, parts: Parts, start: int, stop: int | None, *, described: bool = True
+    ) -> Got:
         """Fill the parts from an object; see `kvio.s3.objects.Objects`."""
         pieces, total, etag = self.fetch(name, start, stop, body.total_bytes(parts))
         return Got(body.scatter(pieces, parts), total, etag)

@@ -46,28 +46,23 @@ class Asking:
         Raises:
             KvioError: the typed error of its last failure.
         """
-        for attempt in range(self._retries + 1):
+        attempt = 0
+        while True:
             try:
-                return self.once(request, cancel)
+                if cancel is None or not cancel.requested:
+                    return request()
+                raise Refused(Condition.TIMEOUT, "the caller waits no more")
             except Refused as refused:
                 undecided = once_only and refused.condition in UNDECIDED
                 last = attempt == self._retries or refused.condition not in PASSING
                 if last or undecided or _gave_up(cancel, _wait_s(attempt)):
+                    if refused.condition is Condition.DENIED:
+                        # What a server says then may name the access key.
+                        refused.__cause__ = refused.__context__ = None
                     raise error_of(refused, doing, key=key, backend=self._backend) from refused
+            attempt += 1
             with self._lock:
                 self.made_again += 1
-        raise AssertionError("unreachable")
-
-    @staticmethod
-    def once(request: Callable[[], T], cancel: Cancellation | None = None) -> T:
-        """Make a request once, unless nobody waits for it.
-
-        Raises:
-            Refused: it failed.
-        """
-        if cancel is not None and cancel.requested:
-            raise Refused(Condition.TIMEOUT, "the caller waits no more")
-        return request()
 
 
 def _wait_s(attempt: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvio import _native
@@ -24,8 +24,12 @@ def cut(parts: Parts, start: int, stop: int) -> list[memoryview]:
     return pieces
 
 
-def scatter(pieces: Iterable[Any], parts: Parts) -> int:
+def scatter(pieces: Sequence[Any], parts: Parts) -> int:
     """Copy what a library answered into the parts, as far as it fits, and count it."""
+    if len(pieces) == 1 and parts and len(pieces[0]) <= len(parts[0]):
+        nbytes = len(pieces[0])
+        parts[0][:nbytes] = pieces[0]
+        return nbytes
     done = 0
     for answered in pieces:
         piece: memoryview = memoryview(answered)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
 from kvio.abc import RunAll
-from kvio.executor import Executor
 from kvio.s3 import body
+from kvio.s3.companions import Companions
 from kvio.s3.conditions import Condition, Refused
 from kvio.s3.objects import Got, Head, Objects, Traits
 from kvio.s3.options import S3Options
@@ -41,13 +41,13 @@ class Bounded:
     """The same objects; every call ends in time, or is given up and never heard of again.
 
     A thread whose call was given up is left behind; since the library answers in memory of its
-    own, it never writes where its caller has gone on. A waiting caller hears Ctrl-C.
+    own, it never writes where its caller has gone on. With no limit calls are made where they are.
     """
 
     def __init__(self, inner: Fetching, options: S3Options) -> None:
         self._inner = inner
-        self._timeout_s = options.request_timeout_s
-        self._threads = Executor(threads=options.connections, max_queued_bytes=1)
+        self._companions = Companions(options.request_timeout_s)
+        self._limited = math.isfinite(options.request_timeout_s)
 
     @property
     def traits(self) -> Traits:
@@ -66,7 +66,15 @@ class Bounded:
             lambda: self._inner.put(name, parts, crc32c=crc32c, only_new=only_new, run_all=run_all)
         )
 
-    def get_into(self, name: str, parts: Parts, start: int, stop: int | None) -> Got:
+    def get_into(
+        self,
+        name: str,
+        parts: Parts,
+        start: int,
+        stop: int | None,
+        *,
+        described: bool = True,  # noqa: ARG002  # it never is
+    ) -> Got:
         """Fill the parts from an object."""
         room = body.total_bytes(parts)
         pieces, total, etag = self._run(lambda: self._inner.fetch(name, start, stop, room))
@@ -92,17 +100,11 @@ class Bounded:
 
     def close(self) -> None:
         """Give back connections."""
-        self._threads.close(timeout=0.0)
+        self._companions.close()
         self._inner.close()
 
     def _run(self, call: Callable[[], T]) -> T:
-        job = self._threads.submit(call, nbytes=0, read=True)
-        try:
-            result: T = job.future.result(self._timeout_s)
-        except FutureTimeoutError:
-            self._threads.abandon(job)
-            raise Refused(Condition.TIMEOUT, f"no end after {self._timeout_s:g} s") from None
-        return result
+        return self._companions.make(call) if self._limited else call()
 
 
 #: How often in the time that an answer has one looks whether it is over.
@@ -134,10 +136,12 @@ class Overseer:
     def watch(self, cut_off: Callable[[], None] | None) -> Iterator[None]:
         """Call *cut_off*, from another thread, if the block takes too long; None: it may.
 
+        So may all where there is no limit.
+
         Raises:
             Refused: it was called.
         """
-        if cut_off is None:
+        if cut_off is None or not math.isfinite(self._limit_s):
             yield
             return
         if self._thread is None:

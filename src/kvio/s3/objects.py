@@ -44,8 +44,7 @@ class Traits:
 UNKNOWN: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Got:
+class Got(NamedTuple):
     """An answer to a read: bytes that were filled in, the object's length, its ETag if known."""
 
     nbytes: int
@@ -53,8 +52,7 @@ class Got:
     etag: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """What a server says of an object: length, time in nanoseconds since 1970, ETag."""
 
     nbytes: int
@@ -90,8 +88,12 @@ class Objects(Protocol):
         an object that stands there is `Condition.EXISTS`.
         """
 
-    def get_into(self, name: str, parts: Parts, start: int, stop: int | None) -> Got:
+    def get_into(
+        self, name: str, parts: Parts, start: int, stop: int | None, *, described: bool = True
+    ) -> Got:
         """Fill the parts with the object's bytes from *start* to before *stop* or its end.
+
+        Unless it is to be *described*, a range may say nothing else of the object.
 
         At most as many as fit the parts; an answer that ends early is `Condition.LOST`. A
         *start* at or beyond the end is `Condition.RANGE`, but of an empty object read from 0.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -39,7 +40,7 @@ class S3Options:
         part_bytes: larger blocks are written in parts and read in ranges of this size.
         connections: kept open at most; no fewer than the threads that use the store.
         connect_timeout_s, read_timeout_s: for a connection, and for the next bytes of an answer.
-        request_timeout_s: for one request, where the library has no timeout of its own.
+        request_timeout_s: for one request, whatever else comes of it; ``inf``: no limit.
         retries: how often a request that failed in passing is made again.
         checksum: ``crc32c`` in every trailer, and sent with the body where the library can.
         payload_signing: ``signed`` (SHA-256 of the body), ``unsigned``, or ``auto``: unsigned over
@@ -193,5 +194,7 @@ def _check_numbers(options: S3Options) -> None:
     for name in ("connect_timeout_s", "read_timeout_s", "request_timeout_s"):
         if not getattr(options, name) > 0:
             raise ConfigError(f"option {name!r} must be above 0 seconds")
+    if math.isinf(options.connect_timeout_s) or math.isinf(options.read_timeout_s):
+        raise ConfigError("only 'request_timeout_s' may be without limit")
     if options.ca_file is not None and not os.path.isfile(options.ca_file):
         raise ConfigError(f"ca_file {options.ca_file!r:.200} is not a file")

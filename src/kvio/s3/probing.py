@@ -91,14 +91,12 @@ class Probe:
         wrong = body.crc32c([memoryview(_DATA)]) ^ 1
         with self._object(objects) as name:
             try:
-                self._ask.once(
-                    lambda: objects.put(
-                        name,
-                        [memoryview(_DATA)],
-                        crc32c=wrong,
-                        only_new=False,
-                        run_all=run_in_turn,
-                    )
+                objects.put(
+                    name,
+                    [memoryview(_DATA)],
+                    crc32c=wrong,
+                    only_new=False,
+                    run_all=run_in_turn,
                 )
             except Refused as refused:
                 return refused.condition is Condition.MANGLED

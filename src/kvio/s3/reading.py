@@ -17,6 +17,8 @@ from kvio.types import BlockStat, Cancellation, Parts
 
 #: How often an object may be replaced while its ranges are read.
 _ATTEMPTS: Final = 4
+#: A byte behind the caller's memory shows what is too long for it; nobody reads what is there.
+_ONE_MORE: Final = memoryview(bytearray(1))
 
 
 class Reader:
@@ -58,15 +60,14 @@ class Reader:
         Raises:
             KvioError: there is none, it does not fit, or it is not as it was written.
         """
-        tail = memoryview(bytearray(trailers.NBYTES))
-        plain = self._options.layout == "plain"
-        target = [*out, tail[:1]] if plain else [*out, tail]  # one more byte shows what is too long
-        got = self._fetch(objects, key, target, cancel)
-        if plain:
-            if got.total > body.total_bytes(out):
-                raise _too_large(key, got.total, body.total_bytes(out))
-            nbytes = got.nbytes
+        if self._options.layout == "plain":
+            got = self._fetch(objects, key, [*out, _ONE_MORE], cancel)
+            nbytes, room = got.nbytes, body.total_bytes(out)
+            if got.total > room:
+                raise _too_large(key, got.total, room)
         else:
+            target = [*out, memoryview(bytearray(trailers.NBYTES))]
+            got = self._fetch(objects, key, target, cancel)
             nbytes = self._check(objects, key, out, target, got)
         self._guess_nbytes = max(nbytes, self._guess_nbytes * 15 // 16)
         return nbytes
@@ -147,12 +148,8 @@ class Reader:
         """Get an object from its beginning, as far as it fits."""
         room = body.total_bytes(target)
         if room <= self._options.part_bytes + trailers.NBYTES:
-            return self._ask(
-                lambda: objects.get_into(self.name(key), target, 0, None),
-                "read",
-                key=key,
-                cancel=cancel,
-            )
+            get = partial(objects.get_into, self.name(key), target, 0, None)
+            return self._ask(get, "read", key=key, cancel=cancel)
         for _ in range(_ATTEMPTS):
             head = self.head(objects, key, cancel)
             wanted = body.cut(target, 0, head.nbytes)
@@ -166,12 +163,10 @@ class Reader:
         stop = start + body.total_bytes(target)
         if stop > start:
             try:
-                return self._ask(
-                    lambda: objects.get_into(self.name(key), target, start, stop),
-                    "read",
-                    key=key,
-                    cancel=cancel,
-                ).nbytes
+                get = partial(
+                    objects.get_into, self.name(key), target, start, stop, described=False
+                )
+                return self._ask(get, "read", key=key, cancel=cancel).nbytes
             except BlockSizeError:
                 pass  # at the end, or beyond it
         if start > self.head(objects, key, cancel).nbytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -52,6 +53,7 @@ class Writer:
         self._reader = reader
         self._run_all = run_all
         self._level = Level(options.durability)
+        self._durable = self._level is Level.DURABLE
         self._expect_standing = False
 
     def write(
@@ -128,17 +130,17 @@ class Writer:
     ) -> Receipt:
         """Put an object; *again*: what may have been stored already may be sent again."""
         name = self._reader.name(sending.key)
-
-        def put() -> None:
-            objects.put(
-                name,
-                sending.parts,
-                crc32c=sending.crc32c,
-                only_new=only_new,
-                run_all=self._run_all,
-            )
-            self._confirm(objects, name, sending)
-
+        several = sending.stored_nbytes > self._options.part_bytes
+        put = partial(
+            objects.put,
+            name,
+            sending.parts,
+            crc32c=sending.crc32c,
+            only_new=only_new,
+            run_all=self._run_all,
+        )
+        if several or self._durable:
+            put = partial(self._put_and_confirm, put, objects, name, sending)
         self._ask(
             put,
             "write",
@@ -146,7 +148,6 @@ class Writer:
             cancel=cancel,
             once_only=only_new and not again,
         )
-        several = sending.stored_nbytes > self._options.part_bytes
         return Receipt(
             sending.key,
             sending.nbytes,
@@ -157,16 +158,19 @@ class Writer:
             existed=False,
         )
 
-    def _confirm(self, objects: Objects, name: str, sending: Sending) -> None:
+    def _put_and_confirm(
+        self, put: Callable[[], None], objects: Objects, name: str, sending: Sending
+    ) -> None:
         """Look at what was stored in parts, and at durable blocks that no server has checked.
 
         Raises:
             Refused: it is not what was sent; nothing broken is left.
         """
+        put()
         by_hash = objects.traits.checks_upload == "sha256" and self._options.signs_payload
         unchecked = sending.crc32c is None and not by_hash
         try:
-            if self._options.durability == "durable" and unchecked:
+            if self._durable and unchecked:
                 good = self._read_back(objects, name, sending)
             elif sending.stored_nbytes > self._options.part_bytes:
                 good = self._looks_whole(objects, name, sending)

@@ -1,0 +1,105 @@
+"""Calls that nothing can interrupt, made on a thread that may be left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
+
+from kvio.s3.conditions import Condition, Refused
+
+T = TypeVar("T")
+
+#: What the threads are called.
+THREAD_NAME: Final = "kvio-io"
+
+
+class _Companion:
+    """A thread that makes one caller's call at a time; a lock tells that it has been made."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._made = threading.Lock()
+        self._made.acquire()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._work, name=THREAD_NAME, daemon=True).start()
+
+    def make(self, call: Callable[[], Any], timeout_s: float) -> bool:
+        """Have a call made; False: it was not in time, and this thread is to be left alone."""
+        self._calls.put(call)
+        return self._made.acquire(timeout=timeout_s)
+
+    def answer(self) -> Any:
+        """Return or raise what the call did."""
+        result, error = self._result, self._error
+        self._result = self._error = None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame
+        return result
+
+    def end(self) -> None:
+        """Let the thread end, after the call that it is in."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                self._result = call()
+            except BaseException as exc:  # noqa: BLE001  # it belongs to whoever waits
+                self._error = exc
+            del call  # it holds the caller's memory
+            self._made.release()
+
+
+class Companions:
+    """Makes calls for any number of threads, each on a thread beside the caller's.
+
+    That takes two switches of threads and nothing else. A call that does not end in time is given
+    up together with its thread, which ends when the call does. A waiting caller hears Ctrl-C.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._idle: deque[_Companion] = deque()
+        self._closed = False
+
+    def make(self, call: Callable[[], T]) -> T:
+        """Make a call and return its result.
+
+        Raises:
+            Refused: it did not end in time.
+        """
+        try:
+            companion = self._idle.pop()
+        except IndexError:
+            companion = _Companion()
+        in_time = False
+        try:
+            in_time = companion.make(call, self._timeout_s)
+        finally:
+            if not in_time:
+                companion.end()
+        if not in_time:
+            raise Refused(Condition.TIMEOUT, f"no end after {self._timeout_s:g} s")
+        try:
+            answer: T = companion.answer()
+        finally:
+            self._idle.append(companion)
+            if self._closed:
+                self.close()
+        return answer
+
+    def close(self) -> None:
+        """End the threads; one that is in a call ends after it."""
+        self._closed = True
+        while self._idle:
+            try:
+                self._idle.pop().end()
+            except IndexError:
+                return

@@ -1,0 +1,177 @@
+"""Calls beside the caller's thread: what comes of them, and of those that never end."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+import pytest
+
+from kvio.s3.companions import Companions
+from kvio.s3.conditions import Condition, Refused
+from tests.s3.libraries import LIBRARIES, open_s3
+from tests.s3.servers import Endpoint
+
+LONG_S = 60.0
+
+
+def threads() -> set[threading.Thread]:
+    """Give the threads there are now."""
+    return set(threading.enumerate())
+
+
+@pytest.fixture
+def companions() -> Iterator[Companions]:
+    """Companions that wait as long as it takes."""
+    made = Companions(LONG_S)
+    yield made
+    made.close()
+
+
+def test_a_call_returns_what_it_returned_elsewhere(companions: Companions) -> None:
+    """The result is the call's, and the call was made on another thread."""
+    assert companions.make(threading.get_ident) != threading.get_ident()
+
+
+def test_an_error_is_raised_where_the_call_was_asked_for(companions: Companions) -> None:
+    """The same error, also one that is no Exception; the next call is not touched by it."""
+    for error in (KeyError("a"), SystemExit(3)):
+
+        def fail(error: BaseException = error) -> None:
+            raise error
+
+        with pytest.raises(type(error)) as caught:
+            companions.make(fail)
+        assert caught.value is error
+    assert companions.make(lambda: 7) == 7
+
+
+def test_calls_one_after_the_other_share_a_thread(companions: Companions) -> None:
+    """No thread is begun while one is idle."""
+    assert len({companions.make(threading.get_ident) for _ in range(50)}) == 1
+
+
+def test_callers_do_not_wait_for_each_other(companions: Companions) -> None:
+    """Calls of eight threads are under way at once."""
+    together = threading.Barrier(8, timeout=LONG_S)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: companions.make(together.wait), range(8)))
+
+
+def test_answers_are_never_mixed_up(companions: Companions) -> None:
+    """Of many calls by many threads each caller gets its own answer."""
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda n: companions.make(lambda: n), range(2000)))
+    assert answers == list(range(2000))
+
+
+def test_a_call_that_does_not_end_in_time_is_given_up_with_its_thread() -> None:
+    """The caller hears so, another thread makes the next call, and the first ends with its own."""
+    companions, end, idents = Companions(0.05), threading.Event(), []
+    before = threads()
+
+    def hang() -> None:
+        idents.append(threading.get_ident())
+        end.wait(LONG_S)
+
+    with pytest.raises(Refused) as caught:
+        companions.make(hang)
+    assert caught.value.condition is Condition.TIMEOUT
+    (stuck,) = threads() - before
+    assert companions.make(lambda: threading.get_ident() not in idents)
+    companions.close()
+    end.set()
+    stuck.join(LONG_S)
+    assert not stuck.is_alive()
+
+
+def test_closing_ends_the_threads() -> None:
+    """Idle ones at once, one in a call after it."""
+    companions, begun, end = Companions(LONG_S), threading.Event(), threading.Event()
+    before = threads()
+
+    def slow() -> int:
+        begun.set()
+        end.wait(LONG_S)
+        return 5
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(companions.make, slow)
+        begun.wait(LONG_S)
+        companions.make(int)
+        companions.close()
+        end.set()
+        assert answer.result(LONG_S) == 5
+    for thread in threads() - before:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+
+
+def test_nothing_of_a_call_is_kept(companions: Companions) -> None:
+    """Neither the call nor its result nor its error, which hold the caller's memory."""
+
+    class Thing:
+        pass
+
+    def fail(thing: Thing) -> None:
+        raise ValueError(thing)
+
+    def give(thing: Thing) -> Thing:
+        return thing
+
+    kept = []
+    for make in (give, fail):
+        thing = Thing()
+        kept.append(weakref.ref(thing))
+        with suppress(ValueError):
+            companions.make(partial(make, thing))
+        del thing
+        companions.make(int)  # the thread is behind that call by now
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
+
+
+def test_a_waiting_caller_hears_ctrl_c() -> None:
+    """An interrupt ends the wait, and the call's thread is left to itself."""
+    companions, end = Companions(LONG_S), threading.Event()
+    before = threads()
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        end.wait(LONG_S)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            companions.make(interrupt)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        end.set()
+    for thread in threads() - before:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_without_a_limit_calls_are_made_where_they_are(
+    library: str, s3_endpoint: Endpoint, s3_bucket: str
+) -> None:
+    """``request_timeout_s=inf`` is honoured by every library, and takes no thread of kvio's."""
+    before = threads()
+    options = {"request_timeout_s": math.inf}
+    with open_s3(library, s3_endpoint, s3_bucket, options=options) as store:
+        store.write_block("a/b", b"0123456789")
+        out = bytearray(4)
+        assert bytes(store.read_block("a/b")) == b"0123456789"
+        assert store.read_block_into("a/b", out, offset=3, nbytes=4) == 4
+        assert (bytes(out), list(store.list_keys())) == (b"3456", ["a/b"])
+        names = {thread.name for thread in threads() - before}
+    assert "kvio-io" not in names
