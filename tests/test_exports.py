@@ -22,6 +22,8 @@ VERBS = (
     *("list_keys", "write_blocks", "read_blocks_into", "delete_blocks", "count_leading"),
     *("submit_write", "submit_read_into", "capabilities", "stats", "flush", "close"),
 )
+#: Verbs that a staging tier has no use for: it queues, and its store promises.
+STORES_ONLY = ("delete_blocks", "submit_write", "submit_read_into", "capabilities")
 #: The error tree of design section 4: name, and what it is besides.
 ERRORS: dict[str, tuple[type, ...]] = {
     "ConfigError": (kvio.KvioError, ValueError),
@@ -40,22 +42,31 @@ ERRORS: dict[str, tuple[type, ...]] = {
     "AccessDeniedError": (kvio.StorageError,),
     "TransientStorageError": (kvio.StorageError,),
     "StorageTimeoutError": (kvio.StorageError,),
+    "TierNotDrainedError": (kvio.StorageError,),
 }
+
+
+def load_all() -> None:
+    """Import what waits until it is asked for."""
+    for name in kvio.__all__:
+        getattr(kvio, name)
 
 
 def public_names() -> set[str]:
     """Give what stands in the namespace of kvio and is meant for users."""
+    load_all()
     return {
         name
         for name, value in vars(kvio).items()
         if not name.startswith("_")
         and not isinstance(value, types.ModuleType)
-        and name != "annotations"
+        and name not in ("annotations", "TYPE_CHECKING")
     }
 
 
 def documented() -> Iterator[Any]:
     """Yield a test parameter for every public class, function and method."""
+    load_all()
     for home in (kvio, abc, fakes, suite):
         for name, value in vars(home).items():
             if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
@@ -120,11 +131,12 @@ def test_public_names_are_annotated(thing: Any) -> None:
 
 def test_parameters_after_the_second_are_keyword_only() -> None:
     """No call of a store can be misread: key and data, then names."""
-    for name, member in inspect.getmembers(kvio.Store, inspect.isfunction):
-        if name.startswith("_"):
-            continue
-        parameters = list(inspect.signature(member).parameters.values())[3:]
-        assert all(p.kind is p.KEYWORD_ONLY for p in parameters), name
+    for kind in (kvio.Store, kvio.StagingTier):
+        for name, member in inspect.getmembers(kind, inspect.isfunction):
+            if name.startswith("_"):
+                continue
+            parameters = list(inspect.signature(member).parameters.values())[3:]
+            assert all(p.kind is p.KEYWORD_ONLY for p in parameters), (kind, name)
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -132,6 +144,12 @@ def test_stores_have_the_verbs_of_the_design(name: str) -> None:
     """Every name of the design is there, in `Store` and, but for futures, in `AsyncStore`."""
     assert hasattr(kvio.Store, name)
     assert hasattr(kvio.AsyncStore, name) or name.startswith("submit_")
+
+
+@pytest.mark.parametrize("name", [verb for verb in VERBS if verb not in STORES_ONLY])
+def test_staging_tiers_have_the_verbs_of_a_store(name: str) -> None:
+    """A tier is read, written and listed as the store behind it."""
+    assert hasattr(kvio.StagingTier, name)
 
 
 @pytest.mark.parametrize("name", sorted(ERRORS))

@@ -233,6 +233,15 @@ def test_opening_a_store_loads_its_backend_alone() -> None:
     assert "numpy" not in loaded
 
 
+def test_staging_is_loaded_when_it_is_asked_for() -> None:
+    """``import kvio`` does not pay for it, and staging in host memory loads no torch."""
+    assert not any(name.startswith("kvio.wrappers") for name in _loaded_by("import kvio"))
+    loaded = _loaded_by("import kvio\nkvio.stage(kvio.open_store('memory'), '1MiB').close()")
+
+    assert "kvio.wrappers.staging.tier" in loaded
+    assert loaded.isdisjoint({"torch", "numpy"})
+
+
 def test_the_pytest_plugin_loads_neither_hypothesis_nor_numpy() -> None:
     """Whoever has kvio installed pays little for its plugin in every run of pytest."""
     loaded = _loaded_by("import kvio.testing.plugin")

@@ -16,7 +16,8 @@ KvioError
    ├─ StorageFullError                  ENOSPC, EDQUOT, EFBIG
    ├─ AccessDeniedError                 EACCES, EPERM, EROFS
    ├─ TransientStorageError             worth a retry: EAGAIN, EMFILE, ENOMEM, …
-   └─ StorageTimeoutError               the deadline passed
+   ├─ StorageTimeoutError               the deadline passed
+   └─ TierNotDrainedError (.keys)       blocks are staged that the store does not have
 """
 
 from __future__ import annotations
@@ -117,6 +118,17 @@ class StorageTimeoutError(StorageError):
     """The deadline passed; a write may or may not become visible, never in part."""
 
 
+class TierNotDrainedError(StorageError):
+    """A staging tier holds blocks that its store does not have; ``.keys`` names them."""
+
+    def __init__(self, message: str, *, keys: tuple[str, ...] = ()) -> None:
+        super().__init__(message, key=keys[0] if keys else None)
+        self.keys = keys
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_not_drained, (str(self), self.keys)
+
+
 _BY_ERRNO: Final[dict[int, type[StorageError]]] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), StorageFullError),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), AccessDeniedError),
@@ -159,3 +171,7 @@ def _rebuild_storage_error(
     backend: str | None,
 ) -> StorageError:
     return kind(message, errno=number, key=key, backend=backend)
+
+
+def _rebuild_not_drained(message: str, keys: tuple[str, ...]) -> TierNotDrainedError:
+    return TierNotDrainedError(message, keys=keys)

@@ -207,10 +207,9 @@ class Store:
         check_key(key)
         check_if_exists(if_exists)
         parts = buffers.as_parts(data)
+        write = partial(self._backend.write_block, key, parts, if_exists=if_exists)
         future = self._calls.submit(
-            lambda cancel: self._backend.write_block(
-                key, parts, if_exists=if_exists, cancel=cancel
-            ),
+            lambda cancel: write(cancel=cancel),
             nbytes=buffers.total_bytes(parts),
             read=False,
             timeout=timeout,
@@ -272,11 +271,8 @@ class Store:
         """
         wanted = list(keys)
         check_keys(wanted)
-        return self._calls.run(
-            lambda cancel: self._backend.count_leading(wanted, cancel=cancel),
-            timeout=timeout,
-            describe="the lookup",
-        )
+        count = partial(self._backend.count_leading, wanted)
+        return self._calls.run(lambda c: count(cancel=c), timeout=timeout, describe="the lookup")
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         """Yield the keys that start with *prefix*, in no promised order.
@@ -300,11 +296,9 @@ class Store:
     def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
         """Remove a block; False if there was none."""
         check_key(key)
+        remove = partial(self._backend.delete_block, key)
         gone = self._calls.run(
-            lambda cancel: self._backend.delete_block(key, cancel=cancel),
-            read=False,
-            timeout=timeout,
-            describe="the deletion",
+            lambda c: remove(cancel=c), read=False, timeout=timeout, describe="the deletion"
         )
         self._counters.deleted(1)
         return gone
@@ -342,6 +336,11 @@ class Store:
     def url(self) -> StoreURL:
         """What was opened: backend, path and options."""
         return self._url
+
+    @property
+    def io_threads(self) -> int:
+        """How many threads batches, submitted work and calls with a timeout share."""
+        return self._calls.threads
 
     def stats(self) -> StoreStats:
         """Count what happened since the store was opened."""

@@ -7,7 +7,7 @@ that carries them. Arrays of operations are in `kvio._native.ops`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ release: Final[Any] = ffi.release
 NULL: Final[Any] = ffi.NULL
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_PARTS: Final[Any] = ffi.typeof("kvio_part[]")
 
 #: Names of the system call sites, for messages.
 SITES: Final = (
@@ -200,6 +201,34 @@ class _Keep:
 def address_of(view: memoryview) -> int:
     """Give the address of a view's first byte."""
     return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
+
+
+def copy_parts(
+    to: Sequence[memoryview], parts: Sequence[memoryview], *, checksum: bool
+) -> int | None:
+    """Copy flat views into others as far as the shorter list goes; the CRC32C of what arrived."""
+    if len(to) == len(parts) == 1:  # the most of them: a third of the cost of arrays of one
+        target, source = to[0], parts[0]
+        nbytes = min(len(target), len(source))
+        writable = from_buffer(target, require_writable=True)
+        crc = lib.kvio_copy_one(writable, from_buffer(source), nbytes, 0, checksum)
+        return crc if checksum else None
+    into = [(from_buffer(view, require_writable=True), len(view)) for view in to]
+    out_of = [(from_buffer(view), len(view)) for view in parts]
+    crc = lib.kvio_copy_parts(
+        new(_PARTS, into), len(into), new(_PARTS, out_of), len(out_of), 0, checksum
+    )
+    return int(crc) if checksum else None
+
+
+def advise(view: memoryview, advice: int) -> None:
+    """Tell the kernel how pages will be used: madvise(2)."""
+    check(lib.kvio_advise(from_buffer(view), len(view), advice))
+
+
+def bind_node(view: memoryview, node: int) -> None:
+    """Let pages that are touched from now on come from one NUMA node: mbind(2)."""
+    check(lib.kvio_bind_node(from_buffer(view), len(view), node))
 
 
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:

@@ -18,6 +18,7 @@ SOURCES = (
     "publish.c",
     "read.c",
     "recent.c",
+    "staging.c",
     "standing.c",
     "trailer.c",
     "transfer.c",

@@ -273,6 +273,14 @@ int kvio_drop_cache(int fd);
 void *kvio_alloc(size_t nbytes, size_t align);
 void kvio_free(void *base);
 
+/* Staging memory.  A copy goes as far as the shorter list and gives the checksum of
+ * what arrived; advice is madvise(2)'s. */
+uint32_t kvio_copy_one(void *dst, const void *src, size_t nbytes, uint32_t crc, int checksum);
+uint32_t kvio_copy_parts(const kvio_part *to, size_t nto, const kvio_part *from, size_t nfrom,
+			 uint32_t crc, int checksum);
+int kvio_advise(void *base, size_t nbytes, int advice);
+int kvio_bind_node(void *base, size_t nbytes, uint32_t node);
+
 /* Checksums and hashes. */
 void kvio_blake2b_128(const void *head, size_t head_bytes, const void *tail, size_t tail_bytes,
 		      uint8_t digest[16]);

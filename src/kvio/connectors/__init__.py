@@ -1,0 +1,1 @@
+"""Thin translations from other libraries' interfaces to a store, each imported by itself."""

@@ -1,0 +1,332 @@
+"""What a checkpoint is made of, as JSON: nothing in it can run when it is read."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from kvio.errors import CorruptBlockError, InvalidKeyError, UnsupportedError
+from kvio.types import check_key
+
+FORMAT: Final = "kvio-torch-dcp"
+FORMAT_VERSION: Final = 1
+
+_SCALARS: Final = (type(None), bool, int, float, str)
+_BROKEN: Final = (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rank's data of one save goes.
+
+    Attributes:
+        name: the checkpoint's name, a key's beginning.
+        version: the save, unique among all of this name.
+        rank: whose data.
+    """
+
+    name: str
+    version: str
+    rank: int
+
+    @property
+    def prefix(self) -> str:
+        """Give what this rank's keys start with, without the last ``/``."""
+        return f"{self.name}/{self.version}/rank-{self.rank:05d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where the bytes of one item are.
+
+    Attributes:
+        key: the block that holds them, or "" where there are none.
+        offset: where in the block they start.
+        nbytes: how many there are.
+        block_nbytes: length of the block.
+        checksum: CRC32C of the block, or None where the store computes none.
+        dtype: of a tensor, its dtype's name; None for bytes.
+        sizes: of a tensor, its shape; None for bytes.
+    """
+
+    key: str
+    offset: int
+    nbytes: int
+    block_nbytes: int
+    checksum: int | None
+    dtype: str | None
+    sizes: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One save, and what it knows of those before it.
+
+    Attributes:
+        version: the save.
+        sequence: counts the saves of a name.
+        versions: the saves that can be loaded, newest first.
+        removing: the saves that are being removed.
+        metadata: torch's, with a `Stored` an item in ``storage_data``.
+    """
+
+    version: str
+    sequence: int
+    versions: tuple[str, ...]
+    removing: tuple[str, ...]
+    metadata: Metadata
+
+    def block_keys(self) -> list[str]:
+        """Name every block of data, each once."""
+        return list(
+            {stored.key: None for stored in self.metadata.storage_data.values() if stored.key}
+        )
+
+
+def manifest_key(name: str, version: str | None = None) -> str:
+    """Name the block that holds the manifest of the newest save, or of one."""
+    return f"{name}/manifest" if version is None else f"{name}/{version}/manifest"
+
+
+def encode(manifest: Manifest, name: str) -> bytes:
+    """Write a manifest as JSON.
+
+    Raises:
+        UnsupportedError: something in torch's metadata has no safe representation.
+    """
+    metadata = manifest.metadata
+    root = f"{name}/{manifest.version}/"
+    blocks: dict[str, int] = {}
+    rows: list[list[Any]] = []
+    items: list[list[Any]] = []
+    for index, stored in metadata.storage_data.items():
+        number = -1
+        if stored.key:
+            number = blocks.setdefault(stored.key, len(blocks))
+            if number == len(rows):
+                rows.append([stored.key.removeprefix(root), stored.block_nbytes, stored.checksum])
+        at = None if index.offset is None else list(index.offset)
+        tensor = [stored.dtype, None if stored.sizes is None else list(stored.sizes)]
+        items.append([index.fqn, at, index.index, number, stored.offset, stored.nbytes, *tensor])
+    document = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "version": manifest.version,
+        "sequence": manifest.sequence,
+        "versions": list(manifest.versions),
+        "removing": list(manifest.removing),
+        "torch_metadata_version": metadata.version,
+        "storage_meta": _encode_storage_meta(metadata.storage_meta),
+        "blocks": rows,
+        "items": items,
+        "state": {fqn: _encode_entry(fqn, e) for fqn, e in metadata.state_dict_metadata.items()},
+        "planner_data": _encode_plain(metadata.planner_data, "planner_data"),
+    }
+    return json.dumps(document, separators=(",", ":")).encode("ascii")
+
+
+def decode(data: bytes | bytearray | memoryview, name: str, key: str) -> Manifest:
+    """Read a manifest, believing nothing in it.
+
+    Raises:
+        CorruptBlockError: it is no manifest, or one that contradicts itself.
+        UnsupportedError: it is one of a later kvio, or names what this torch has not.
+    """
+    try:
+        document = json.loads(bytes(data))
+        _check_format(document, key)
+        return _decode_document(document, name)
+    except (*_BROKEN, InvalidKeyError) as exc:
+        raise CorruptBlockError(
+            f"block {key!r} is no manifest of a checkpoint: {type(exc).__name__}: {exc}", key=key
+        ) from exc
+
+
+def _check_format(document: dict[str, Any], key: str) -> None:
+    if document["format"] != FORMAT:
+        raise ValueError(f"its format is {document['format']!r:.40}, not {FORMAT!r}")
+    version = document["format_version"]
+    if version != FORMAT_VERSION:
+        raise UnsupportedError(
+            f"the checkpoint manifest {key!r} has format version {version!r:.40}; this kvio reads "
+            f"{FORMAT_VERSION}: load it with the kvio that saved it, or a later one"
+        )
+
+
+def _decode_document(document: dict[str, Any], name: str) -> Manifest:
+    version = _text(document["version"])
+    root = f"{name}/{version}/"
+    blocks = [
+        (_key(root + _text(suffix)), _count(nbytes), None if crc is None else _count(crc))
+        for suffix, nbytes, crc in document["blocks"]
+    ]
+    state = {_text(fqn): _decode_entry(entry) for fqn, entry in document["state"].items()}
+    storage = dict(_decode_item(item, blocks, state) for item in document["items"])
+    metadata = Metadata(
+        state,
+        planner_data=_decode_plain(document["planner_data"]),
+        storage_data=storage,
+        storage_meta=_decode_storage_meta(document["storage_meta"]),
+        version=_optional_text(document["torch_metadata_version"]),
+    )
+    return Manifest(
+        version=version,
+        sequence=_count(document["sequence"]),
+        versions=tuple(_version(name, each) for each in document["versions"]),
+        removing=tuple(_version(name, each) for each in document["removing"]),
+        metadata=metadata,
+    )
+
+
+def _decode_item(
+    item: list[Any], blocks: list[tuple[str, int, int | None]], state: dict[str, Any]
+) -> tuple[MetadataIndex, Stored]:
+    fqn, at, index, number, offset, nbytes, dtype, sizes = item
+    if fqn not in state:
+        raise ValueError(f"item {fqn!r:.80} has no description")
+    key, block_nbytes, checksum = blocks[_count(number)] if number != -1 else ("", 0, None)
+    if _count(offset) + _count(nbytes) > block_nbytes:
+        raise ValueError(f"item {fqn!r:.80} lies beyond the end of its block")
+    if (dtype is None) != isinstance(state[fqn], BytesStorageMetadata):
+        raise ValueError(f"item {fqn!r:.80} is described as something else")
+    shape = None if dtype is None else tuple(_size(sizes))
+    if shape is not None and math.prod(shape) * _torch(dtype, torch.dtype).itemsize != nbytes:
+        raise ValueError(f"item {fqn!r:.80} has {nbytes} bytes, not those of its shape")
+    place = None if at is None else _size(at)
+    found = MetadataIndex(_text(fqn), place, None if index is None else _count(index))
+    return found, Stored(key, offset, nbytes, block_nbytes, checksum, dtype, shape)
+
+
+def _encode_entry(fqn: str, entry: Any) -> Any:
+    if type(entry) is BytesStorageMetadata:
+        return "bytes"
+    if type(entry) is not TensorStorageMetadata:
+        raise UnsupportedError(f"item {fqn!r}: metadata of type {type(entry).__name__}")
+    properties = entry.properties
+    return {
+        "dtype": dtype_name(properties.dtype),
+        "layout": _name(properties.layout),
+        "requires_grad": bool(properties.requires_grad),
+        "memory_format": _name(properties.memory_format),
+        "pin_memory": bool(properties.pin_memory),
+        "strides": None if properties.strides is None else list(properties.strides),
+        "size": list(entry.size),
+        "chunks": [[list(chunk.offsets), list(chunk.sizes)] for chunk in entry.chunks],
+    }
+
+
+def _decode_entry(entry: Any) -> BytesStorageMetadata | TensorStorageMetadata:
+    if entry == "bytes":
+        return BytesStorageMetadata()
+    strides = entry["strides"]
+    properties = TensorProperties(
+        dtype=_torch(entry["dtype"], torch.dtype),
+        layout=_torch(entry["layout"], torch.layout),
+        requires_grad=bool(entry["requires_grad"]),
+        memory_format=_torch(entry["memory_format"], torch.memory_format),
+        pin_memory=bool(entry["pin_memory"]),
+        strides=None if strides is None else tuple(_size(strides)),
+    )
+    chunks = [ChunkStorageMetadata(_size(at), _size(sizes)) for at, sizes in entry["chunks"]]
+    return TensorStorageMetadata(properties, _size(entry["size"]), chunks)
+
+
+def _encode_storage_meta(meta: StorageMeta | None) -> Any:
+    if meta is None:
+        return None
+    where = None if meta.checkpoint_id is None else str(meta.checkpoint_id)
+    return {"checkpoint_id": where, "save_id": meta.save_id, "modules": list(meta.modules)}
+
+
+def _decode_storage_meta(meta: Any) -> StorageMeta:
+    if meta is None:
+        return StorageMeta()
+    modules = [_text(module) for module in meta["modules"]]
+    where, save_id = _optional_text(meta["checkpoint_id"]), _optional_text(meta["save_id"])
+    return StorageMeta(where, save_id=save_id, modules=modules)
+
+
+def _encode_plain(value: Any, where: str) -> Any:
+    """Represent what a planner added: containers are tagged, so that a tuple comes back as one."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind in (list, tuple):
+        return {kind.__name__: [_encode_plain(each, where) for each in value]}
+    if kind is dict:
+        pairs = [[_encode_plain(k, where), _encode_plain(v, where)] for k, v in value.items()]
+        return {"dict": pairs}
+    raise UnsupportedError(
+        f"{where} of the save planner has a {kind.__module__}.{kind.__qualname__}: a manifest "
+        "holds None, bool, int, float, str, list, tuple and dict, and never a pickle"
+    )
+
+
+def _decode_plain(value: Any) -> Any:
+    if type(value) in _SCALARS:
+        return value
+    ((kind, values),) = value.items()
+    if kind == "dict":
+        return {_decode_plain(key): _decode_plain(each) for key, each in values}
+    return {"list": list, "tuple": tuple}[kind](_decode_plain(each) for each in values)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name a dtype as torch's attribute does: ``bfloat16``."""
+    return _name(dtype)
+
+
+def _name(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def _torch(name: str, kind: type) -> Any:
+    value = getattr(torch, _text(name), None)
+    if not isinstance(value, kind):
+        raise UnsupportedError(
+            f"this torch ({torch.__version__}) has no {kind.__name__} {name!r:.40}"
+        )
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{value!r:.40} where there should be text")
+    return value
+
+
+def _optional_text(value: Any) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r:.40} where there should be a count")
+    return value
+
+
+def _size(values: Any) -> torch.Size:
+    return torch.Size([_count(value) for value in values])
+
+
+def _key(key: str) -> str:
+    check_key(key)
+    return key
+
+
+def _version(name: str, version: Any) -> str:
+    _key(manifest_key(name, _text(version)))
+    return str(version)

@@ -1,0 +1,173 @@
+"""The saves of one name in a store: which there are, the newest, and the removal of old ones."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Protocol
+
+from kvio.connectors.torch_dcp.manifest import Manifest, decode, manifest_key
+from kvio.errors import (
+    BlockNotFoundError,
+    CorruptBlockError,
+    InvalidKeyError,
+    KvioError,
+    UnsupportedError,
+)
+from kvio.types import Level, check_key
+
+_log = logging.getLogger(__name__)
+_VERSION: Final = re.compile(r"\d{8,}-[0-9a-f]{16}").fullmatch
+
+
+class BlockStore(Protocol):
+    """What the connector asks of a store: a `kvio.Store` has it, a staging tier over one too."""
+
+    def write_block(self, key: str, data: Any, *, if_exists: Any = ...) -> Any:
+        """Store a block; give its receipt, or one with ``wait(level)``."""
+
+    def read_block(self, key: str) -> memoryview:
+        """Read a block and verify it."""
+
+    def read_block_into(self, key: str, out: Any) -> int:
+        """Read a block into the caller's memory and verify it."""
+
+    def stat_block(self, key: str) -> Any:
+        """Describe a block."""
+
+    def delete_block(self, key: str) -> bool:
+        """Remove a block."""
+
+    def list_keys(self, prefix: str = ...) -> Iterator[str]:
+        """Yield the keys with a prefix."""
+
+
+def check_name(name: str) -> None:
+    """Refuse with `InvalidKeyError` a name whose keys would break the rules."""
+    try:
+        check_key(f"{manifest_key(name, new_version(10**8))}/rank-00000/000000")
+    except InvalidKeyError as exc:
+        raise InvalidKeyError(
+            f"a checkpoint cannot be named {name!r:.80}: it must follow the rules of keys and "
+            "leave 60 characters of their 200",
+            key=name,
+        ) from exc
+
+
+def new_version(sequence: int) -> str:
+    """Name a save as no other is, whatever else saves under its name."""
+    return f"{sequence:08d}-{secrets.token_hex(8)}"
+
+
+def read_manifest(store: BlockStore, name: str, version: str | None = None) -> Manifest:
+    """Read the manifest of the newest save, or of one.
+
+    Raises:
+        BlockNotFoundError: there is no such checkpoint.
+        CorruptBlockError: its manifest is damaged.
+        UnsupportedError: a later kvio wrote it.
+    """
+    key = manifest_key(name, version)
+    try:
+        data = store.read_block(key)
+    except BlockNotFoundError as exc:
+        which = "" if version is None else f", version {version}"
+        raise BlockNotFoundError(
+            f"there is no checkpoint {name!r}{which} in {store!r}: no save of it was finished, or "
+            f"it was removed (no block {key!r})",
+            key=key,
+        ) from exc
+    return decode(data, name, key)
+
+
+def find_manifest(store: BlockStore, name: str) -> Manifest | None:
+    """Read the manifest of the newest save; None where there is none, or it is damaged."""
+    try:
+        return read_manifest(store, name)
+    except BlockNotFoundError:
+        return None
+    except CorruptBlockError as exc:
+        _log.warning("the checkpoint's manifest will be replaced: %s", exc)
+        return None
+
+
+def versions(store: BlockStore, name: str) -> list[str]:
+    """List the saves of a checkpoint that can be loaded, newest first; empty where there is none.
+
+    Raises:
+        CorruptBlockError: the manifest is damaged.
+    """
+    try:
+        return list(read_manifest(store, name).versions)
+    except BlockNotFoundError:
+        return []
+
+
+def remove_versions(store: BlockStore, name: str, doomed: Iterable[str]) -> list[str]:
+    """Remove saves that a durable manifest no longer offers; log and name what stayed.
+
+    A manifest keeps these in ``removing``, and the next save tries again.
+    """
+    stuck = []
+    for version in doomed:
+        try:
+            _remove(store, _keys_of(store, name, version))
+        except KvioError as exc:
+            _log.warning("version %s of checkpoint %r is not removed yet: %s", version, name, exc)
+            stuck.append(version)
+    return stuck
+
+
+def _keys_of(store: BlockStore, name: str, version: str) -> list[str]:
+    """Name a save's blocks, its manifest last: while that stands, the removal can be repeated."""
+    own = manifest_key(name, version)
+    try:
+        return [*read_manifest(store, name, version).block_keys(), own]
+    except BlockNotFoundError:
+        return []
+    except (CorruptBlockError, UnsupportedError):
+        found = [key for key in store.list_keys(f"{name}/{version}/") if key != own]
+        return [*found, own]
+
+
+def _remove(store: BlockStore, keys: list[str]) -> None:
+    for key in keys:
+        store.delete_block(key)
+
+
+def remove_unfinished(store: BlockStore, name: str, *, dry_run: bool = False) -> list[str]:
+    """Remove what saves that died left behind, and name the blocks; *dry_run* only names them.
+
+    Call it while nothing saves under this name: a save that is under way looks the same.
+
+    Raises:
+        CorruptBlockError: the manifest is damaged, so nothing tells what belongs to it.
+    """
+    keep = set(versions(store, name))
+    found = []
+    for key in store.list_keys(f"{name}/"):
+        version = key.removeprefix(f"{name}/").partition("/")[0]
+        if _VERSION(version) and version not in keep:
+            found.append(key)
+    if not dry_run:
+        _remove(store, found)
+    return found
+
+
+def settle(receipt: Any, level: Level, key: str) -> Any:
+    """Wait until a write is as safe as asked and give its receipt.
+
+    Raises:
+        UnsupportedError: the store gives less.
+        KvioError: the write failed.
+    """
+    if hasattr(receipt, "wait"):
+        receipt = receipt.wait(level)
+    if receipt.level < level:
+        raise UnsupportedError(
+            f"block {key!r} is {receipt.level}, and the checkpoint is to be {level}: open the "
+            f"store with durability='durable', or give KvioWriter level={str(receipt.level)!r}"
+        )
+    return receipt

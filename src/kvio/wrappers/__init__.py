@@ -1,0 +1,1 @@
+"""Policies around a store or a backend, one each."""

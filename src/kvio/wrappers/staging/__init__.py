@@ -1,0 +1,82 @@
+"""The staging tier: write-back in front of any store, with a receipt for every write."""
+
+from __future__ import annotations
+
+from kvio.store import Store
+from kvio.url import parse_size
+from kvio.wrappers.staging.options import DrainFrom, TierOptions
+from kvio.wrappers.staging.receipts import StagedReceipt
+from kvio.wrappers.staging.results import StagedResult
+from kvio.wrappers.staging.stats import TierStats
+from kvio.wrappers.staging.tier import StagingTier
+from kvio.wrappers.staging.writing import WhenFull
+
+__all__ = ["StagedReceipt", "StagedResult", "StagingTier", "TierStats", "stage"]
+
+
+def stage(
+    store: Store,
+    capacity: int | str = "8GiB",
+    memory: str = "host",
+    *,
+    high_water: float = 0.9,
+    low_water: float = 0.7,
+    when_full: WhenFull = "block",
+    drain_from: DrainFrom = "accept",
+    drain_threads: int | None = None,
+    retries: int = 3,
+    checksum: bool = True,
+    timeout: float | None = None,
+    close_store: bool = False,
+    huge_pages: bool = True,
+    numa_node: int | None = None,
+    populate: bool = False,
+) -> StagingTier:
+    """Put staging memory in front of a store: writes return when their bytes are copied.
+
+    Args:
+        store: what drains write to; it stays open behind the tier.
+        capacity: bytes of staging memory, never exceeded; ``"8GiB"`` is fine.
+        memory: ``"host"``, ``"pinned"``, or a torch device such as ``"cuda:0"``.
+        high_water: fraction of the capacity from which ``drain_from="high_water"`` drains.
+        low_water: fraction down to which it does.
+        when_full: a writer whose bytes do not fit waits its turn (``block``), gets
+            `StorageFullError` (``raise``), or writes straight to the store (``pass_through``).
+        drain_from: drain at once, or only from ``high_water`` on and when somebody waits, so that
+            more overwrites absorb each other.
+        drain_threads: how many writes of the store run at once; default: its I/O threads.
+        retries: how often a failed drain is made again before its write has failed for good.
+        checksum: sum the bytes (CRC32C) as they are copied.
+        timeout: seconds for every call and drain that is given none; None waits for ever.
+        close_store: closing the tier closes the store.
+        huge_pages: ask for huge pages of host memory.
+        numa_node: where host memory lies; None leaves it to the system.
+        populate: get all of host memory now, not with the first write to each page.
+
+    Raises:
+        ConfigError: an option cannot be as it is.
+        UnsupportedError, MissingDependencyError: no such memory on this machine.
+        StorageError: there is not so much memory left.
+    """
+    from kvio.wrappers.staging.memory import open_memory  # late: not every user stages
+
+    threads = store.io_threads if drain_threads is None else drain_threads
+    options = TierOptions(
+        drain_threads=threads,
+        high_water=high_water,
+        low_water=low_water,
+        when_full=when_full,
+        drain_from=drain_from,
+        retries=retries,
+        checksum=checksum,
+        timeout=timeout,
+        close_store=close_store,
+    )
+    staging = open_memory(
+        memory,
+        parse_size(capacity),
+        huge_pages=huge_pages,
+        numa_node=numa_node,
+        populate=populate,
+    )
+    return StagingTier(store, staging, options)

@@ -1,0 +1,239 @@
+"""From staging memory to the store: threads that take what is due and tell how it went."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from kvio.errors import KvioError, StorageError
+from kvio.store import Store
+from kvio.types import BlockResult, KiB, MiB, Parts, Receipt
+from kvio.wrappers.staging import failures
+from kvio.wrappers.staging.ledger import Ledger
+from kvio.wrappers.staging.pending import Entry
+from kvio.wrappers.staging.progress import EVERYTHING, left
+
+if TYPE_CHECKING:
+    from kvio.wrappers.staging.memory import StagingMemory
+
+#: Below this a block costs more than its bytes: such blocks go to the store in groups.
+SMALL_BYTES: Final = 512 * KiB
+_GROUP_BYTES: Final = 8 * MiB
+_GROUP_BLOCKS: Final = 256
+#: How often to ask whether calls that were given up still hang, while their bytes are kept.
+_HELD_S: Final = 0.05
+
+
+class Drains:
+    """Threads that write what is staged to the store, oldest first.
+
+    Args:
+        eager: drain at once; else from the high mark down to the low one, and when somebody waits.
+        high_water, low_water: the marks, as fractions of the capacity.
+        timeout: seconds for one call of the store.
+
+    Attributes:
+        paused: nothing new is begun, unless the tier is closing.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: Store,
+        memory: StagingMemory,
+        *,
+        threads: int,
+        eager: bool,
+        high_water: float,
+        low_water: float,
+        timeout: float | None,
+    ) -> None:
+        self.ledger = ledger
+        self.high_water, self.low_water = high_water, low_water
+        self.paused = False
+        self._store = store
+        self._memory = memory
+        self._wanted = threads
+        self._eager = eager
+        self._timeout = timeout
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
+        self._over_the_mark = False
+        self._asked = 0
+        self._ended = False
+        ledger.wanted = self._wanted_locked
+
+    def start(self) -> None:
+        """Start the threads, once."""
+        if self._threads:
+            return
+        with self._starting:
+            if not self._threads:
+                self._threads = self._start_threads()
+
+    def _start_threads(self) -> list[threading.Thread]:
+        threads = []
+        for number in range(self._wanted):
+            thread = threading.Thread(target=self._work, name=f"kvio-drain-{number}", daemon=True)
+            threads.append(thread)
+            thread.start()
+        return threads
+
+    def ask(self, sequence: int) -> None:
+        """See that a write is drained: somebody waits for it."""
+        if self._eager or sequence <= self._asked:
+            return
+        with self.ledger.lock:
+            self._asked = max(self._asked, sequence)
+            self.ledger.work.notify_all()
+
+    def pause(self) -> None:
+        """Begin nothing new."""
+        with self.ledger.lock:
+            self.paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        with self.ledger.lock:
+            self.paused = False
+            self.ledger.work.notify_all()
+
+    def drain_all(self, deadline: float | None) -> None:
+        """Refuse new writes and drain, paused or not.
+
+        Raises:
+            TierNotDrainedError: something failed or was late; writes are taken again.
+        """
+        ledger, progress = self.ledger, self.ledger.progress
+        with ledger.lock:
+            ledger.closing = True
+            ledger.room.refuse_all()
+            ledger.work.notify_all()
+            progress.wait(
+                EVERYTHING, lambda: not (progress.unsettled or ledger.filling), left(deadline)
+            )
+            keys = list(dict.fromkeys(entry.key for entry in ledger.lanes.entries()))
+            if keys or ledger.filling:
+                ledger.closing = False
+                ledger.unreported = []
+                why = "the time was up" if progress.unsettled else "failed"
+                raise failures.not_drained(keys, why)
+
+    def end(self, deadline: float | None) -> bool:
+        """End the threads; False if one is still busy at *deadline*."""
+        with self.ledger.lock:
+            self._ended = True
+            self.ledger.work.notify_all()
+        others = [t for t in self._threads if t is not threading.current_thread()]
+        for thread in others:
+            thread.join(left(deadline))
+        return not any(thread.is_alive() for thread in others)
+
+    def _work(self) -> None:
+        while True:
+            self._look_at_held()
+            batch = self._next_batch()
+            if batch is None:
+                return
+            if batch:
+                self._drain(batch)
+                self._deliver()
+
+    def _deliver(self) -> None:
+        """Do what follows; a drain goes on where memory cannot be given back."""
+        try:
+            self.ledger.deliver()
+        except KvioError as exc:
+            warnings.warn(f"staging memory was not given back: {exc}", RuntimeWarning, stacklevel=1)
+
+    def _look_at_held(self) -> None:
+        room = self.ledger.room
+        if room.held and self._store.stats().quarantined_threads == 0:
+            with self.ledger.lock:
+                room.give_held()
+            self._deliver()
+
+    def _next_batch(self) -> list[Entry] | None:
+        """Wait for something to drain; None: no more will come; empty: look around first."""
+        ledger = self.ledger
+        with ledger.lock:
+            while not self._ended:
+                pause_s = ledger.lanes.next_due_s()
+                if ledger.lanes.peek() is not None and self._wanted_locked():
+                    return self._take_batch()
+                if ledger.room.held:
+                    pause_s = min(pause_s or _HELD_S, _HELD_S)
+                ledger.work.wait(pause_s)
+                if ledger.room.held:
+                    return []
+        return None
+
+    def _wanted_locked(self) -> bool:
+        ledger = self.ledger
+        if self.paused or self._eager or ledger.closing:
+            return ledger.closing or not self.paused
+        used, capacity = ledger.room.used_bytes, ledger.room.capacity_bytes
+        if used >= self.high_water * capacity:
+            self._over_the_mark = True
+        elif used <= self.low_water * capacity:
+            self._over_the_mark = False
+        if self._over_the_mark or ledger.room.waiting or ledger.claiming:
+            return True
+        return not ledger.progress.passed(max(self._asked, ledger.progress.goal))
+
+    def _take_batch(self) -> list[Entry]:
+        """Take the oldest entry, and with a small one other small ones that are asked for alike."""
+        lanes = self.ledger.lanes
+        batch = [lanes.start()]
+        first, nbytes = batch[0], batch[0].nbytes
+        while first.nbytes < SMALL_BYTES and len(batch) < _GROUP_BLOCKS:
+            entry = lanes.peek()
+            if entry is None or entry.nbytes >= SMALL_BYTES or entry.if_exists != first.if_exists:
+                break
+            nbytes += entry.nbytes
+            if nbytes > _GROUP_BYTES:
+                break
+            batch.append(lanes.start())
+        return batch
+
+    def _drain(self, batch: Sequence[Entry]) -> None:
+        outcomes: Sequence[Receipt | BaseException]
+        try:
+            outcomes = self._write(batch)
+        except Exception as exc:  # noqa: BLE001  # it belongs to whoever waits for the receipts
+            outcomes = [exc] * len(batch)
+        self.ledger.drained(batch, outcomes)
+
+    def _write(self, batch: Sequence[Entry]) -> Sequence[Receipt | BaseException]:
+        spans = [span for entry in batch for span in entry.spans]
+        store, if_exists, limit = self._store, batch[0].if_exists, self._timeout
+        with self._memory.lend(spans, timeout=limit) as parts:
+            if len(batch) == 1:
+                key = batch[0].key
+                return [store.write_block(key, parts, if_exists=if_exists, timeout=limit)]
+            blocks = cut(parts, [entry.nbytes for entry in batch])
+            items = [(entry.key, block) for entry, block in zip(batch, blocks, strict=True)]
+            results = store.write_blocks(items, if_exists=if_exists, timeout=limit)
+            return [_outcome(result) for result in results]
+
+
+def cut(parts: Parts, sizes: Sequence[int]) -> Iterator[list[memoryview]]:
+    """Cut what follows each other in *parts* into pieces of given lengths; all there is."""
+    rest = iter(parts)
+    part = memoryview(b"")
+    for size in sizes:
+        pieces = []
+        while size:
+            part = part if len(part) else next(rest)
+            pieces.append(part[:size])
+            part = part[size:]
+            size -= len(pieces[-1])
+        yield pieces
+
+
+def _outcome(result: BlockResult) -> Receipt | BaseException:
+    if result.receipt is not None:
+        return result.receipt
+    return result.error or StorageError(f"block {result.key!r}: {result.status}", key=result.key)

@@ -1,0 +1,233 @@
+"""Staging memory that the processor reads: one mapping, page-aligned, on huge pages where given."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from kvio import _native
+from kvio.buffers import PAGE_BYTES, total_bytes
+from kvio.errors import ConfigError, StorageError, StoreClosedError, storage_error
+from kvio.types import Parts
+from kvio.wrappers.staging.extents import Span, pages_of
+from kvio.wrappers.staging.pieces import Part, check_lengths, cut_spans, on_device, pairs
+
+_MADV_WIPEONFORK: Final = 18  # madvise(2); the mmap module has no name for it
+_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
+
+
+class Fence(Protocol):
+    """A point in a device's work."""
+
+    def done(self) -> bool:
+        """Tell whether the work before it is done.
+
+        Raises:
+            StorageError: it failed.
+        """
+
+    def wait(self) -> None:
+        """Wait until the work before it is done.
+
+        Raises:
+            StorageError: it failed.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """How bytes came into staging memory.
+
+    The source may be reused as soon as `StagingMemory.fill` returned; on a device in stream order.
+    *crc32c* is None where it was not asked for, or the bytes never met a processor. *ready* None:
+    the bytes are there. Reading through the memory that was filled needs no wait for it.
+    """
+
+    crc32c: int | None
+    ready: Fence | None = None
+
+
+class HostMemory:
+    """One page-aligned mapping of *nbytes*, whole pages of it.
+
+    Private memory, of which a forked child sees zeros and costs the parent no copies; or, with *fd*
+    (a memfd, which stays the caller's) or *shared* (one of our own), memory for every process that
+    maps the file. With *populate* the pages are there from the start; else the first write to each
+    waits for the system.
+
+    Attributes:
+        capacity_bytes: whole pages.
+        fd: of our own memfd, which can be neither cut nor extended; else None.
+
+    Raises:
+        ConfigError: less than a page, a file that is shorter, or the kernel refuses the NUMA node.
+        StorageError: the kernel gives no such memory.
+    """
+
+    kind = "host"
+
+    def __init__(
+        self,
+        nbytes: int,
+        *,
+        huge_pages: bool = True,
+        numa_node: int | None = None,
+        fd: int | None = None,
+        shared: bool = False,
+        populate: bool = False,
+    ) -> None:
+        self.capacity_bytes = nbytes // PAGE_BYTES * PAGE_BYTES
+        if self.capacity_bytes < PAGE_BYTES:
+            raise ConfigError(f"staging memory of {nbytes} bytes: at least {PAGE_BYTES}")
+        self.fd: int | None = None
+        self._closed = False
+        self._shared = shared or fd is not None
+        with _as_storage_error("map staging memory"):
+            if fd is None and shared:
+                fd = self.fd = _sealed_memfd(self.capacity_bytes)
+            self._view = _map(self.capacity_bytes, fd)
+        self._advise(huge_pages=huge_pages, numa_node=numa_node, populate=populate)
+
+    def fill(self, spans: Sequence[Span], data: Sequence[Part], *, checksum: bool) -> Filled:
+        """Copy flat parts (see `flat_parts`) into the spans, and sum what arrived on the way.
+
+        Raises:
+            BlockSizeError: the parts and the spans differ in length.
+            StoreClosedError: the memory was closed.
+            StorageError: a device failed to give its bytes.
+        """
+        check_lengths(spans, data)
+        views = self.views(spans)
+        if not any(map(on_device, data)):
+            return Filled(_native.copy_parts(views, data, checksum=checksum))
+        _fill_from_device(views, data)
+        return Filled(crc32c_of(views) if checksum else None)
+
+    def views(self, spans: Sequence[Span]) -> list[memoryview]:
+        """View the spans' bytes, page-aligned, with no copy; the views keep the memory.
+
+        Raises:
+            StoreClosedError: the memory was closed.
+        """
+        if self._closed:
+            raise StoreClosedError("the staging memory is closed")
+        whole = self._view
+        return [whole[offset : offset + nbytes] for offset, nbytes in spans]
+
+    @contextmanager
+    def lend(self, spans: Sequence[Span], *, timeout: float | None = None) -> Iterator[Parts]:  # noqa: ARG002
+        """Lend the spans' bytes in host memory: here the views themselves, without a wait."""
+        yield self.views(spans)
+
+    def fetch(self, spans: Sequence[Span], out: Parts, start: int = 0) -> int:
+        """Copy bytes from *start* on to the caller's memory, as many as fit; how many.
+
+        Raises:
+            StoreClosedError: the memory was closed.
+        """
+        cut = cut_spans(spans, start, total_bytes(out))
+        _native.copy_parts(out, self.views(cut), checksum=False)
+        return sum(span.nbytes for span in cut)
+
+    def release(self, spans: Sequence[Span]) -> None:
+        """Give whole pages back to the system; when they are used again they are zeros.
+
+        Raises:
+            StorageError: the kernel refuses.
+        """
+        advice = mmap.MADV_REMOVE if self._shared else mmap.MADV_DONTNEED
+        with _as_storage_error("give staging memory back"):
+            for view in self.views(_whole_pages(spans)):
+                _native.advise(view, advice)
+
+    def close(self) -> None:
+        """Let go of the memory; it is freed with the last view of it."""
+        self._closed = True
+        self._view = memoryview(b"")
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+    def _advise(self, *, huge_pages: bool, numa_node: int | None, populate: bool) -> None:
+        if huge_pages:
+            with suppress(OSError):  # a kernel without them: more and slower page faults
+                _native.advise(self._view, mmap.MADV_HUGEPAGE)
+        if not self._shared:
+            with suppress(OSError):  # before Linux 4.14: copies on write after a fork
+                _native.advise(self._view, _MADV_WIPEONFORK)
+        if numa_node is not None:
+            _bind(self._view, numa_node)
+        if populate:
+            with _as_storage_error("populate staging memory"):
+                _native.advise(self._view, _MADV_POPULATE_WRITE)
+
+
+def _sealed_memfd(nbytes: int) -> int:
+    """Make a nameless file of which nobody can take pages away under our feet (SIGBUS)."""
+    fd = os.memfd_create("kvio-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+def _map(nbytes: int, fd: int | None) -> memoryview:
+    if fd is None:
+        return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    if os.fstat(fd).st_size < nbytes:
+        raise ConfigError(f"the file for {nbytes} bytes of staging memory is shorter")
+    return memoryview(mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED))
+
+
+def _bind(view: memoryview, node: int) -> None:
+    try:
+        _native.bind_node(view, node)
+    except (OSError, OverflowError) as exc:
+        raise ConfigError(f"staging memory on NUMA node {node}: {exc}") from exc
+
+
+@contextmanager
+def _as_storage_error(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if isinstance(exc, StorageError):
+            raise
+        raise storage_error(exc.errno or 0, doing) from exc
+
+
+def crc32c_of(parts: Parts) -> int:
+    """Sum the bytes of host memory, piece after piece."""
+    crc = 0
+    for part in parts:
+        crc = _native.crc32c(part, crc)
+    return crc
+
+
+def _whole_pages(spans: Sequence[Span]) -> list[Span]:
+    """Give the pages of the system that lie in the spans, which may be smaller than its pages."""
+    inner = []
+    for offset, nbytes in spans:
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + pages_of(nbytes) * PAGE_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < end:
+            inner.append(Span(start, end - start))
+    return inner
+
+
+def _fill_from_device(views: Sequence[memoryview], data: Sequence[Part]) -> None:
+    """Copy parts, tensors among them, one after the other; all is there on return."""
+    torch = sys.modules["torch"]
+    for view, piece in pairs(views, data):
+        if isinstance(piece, memoryview):
+            _native.copy_parts([view], [piece], checksum=False)
+            continue
+        try:
+            torch.frombuffer(view, dtype=torch.uint8).copy_(piece)
+        except RuntimeError as exc:
+            raise StorageError(f"copy from {piece.device}: {exc}") from exc

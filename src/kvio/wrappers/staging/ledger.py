@@ -1,0 +1,392 @@
+"""What a tier has staged and promised: every change of it, under one lock and without I/O.
+
+Methods called ``…_locked`` want the lock; the others take it. Nothing slow happens with it: bytes
+are copied and stores are asked outside, and `Ledger.deliver` does outside what follows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from kvio.errors import (
+    BlockExistsError,
+    BlockNotFoundError,
+    StorageTimeoutError,
+    StoreClosedError,
+)
+from kvio.types import IfExists, Receipt
+from kvio.wrappers.staging import failures
+from kvio.wrappers.staging.counts import Counts
+from kvio.wrappers.staging.extents import Extents, Span
+from kvio.wrappers.staging.outbox import Outbox
+from kvio.wrappers.staging.pending import Entry, Lane, Lanes, State
+from kvio.wrappers.staging.progress import Progress, left
+from kvio.wrappers.staging.receipts import Gate, OpenReceipt, StagedReceipt
+from kvio.wrappers.staging.room import Room, whole_pages
+
+
+class Ledger:
+    """The state of a tier.
+
+    Attributes:
+        gate, lock: the lock, shared with the receipts.
+        work: drains wait here for something to do.
+        lanes, room, progress, counts: what is staged where, and how far it is.
+        failed: entries that failed for good, by the number of their write.
+        unreported: receipts of failures that no barrier has told yet.
+        filling: writes whose bytes are being copied.
+        claiming: calls that wait until no drain works on a key.
+        closing: no more writes are taken.
+        wanted: tells, with the lock, whether drains would begin something now.
+    """
+
+    def __init__(
+        self, gate: Gate, extents: Extents, *, retries: int, release: Callable[[list[Span]], None]
+    ) -> None:
+        self.gate = gate
+        self.lock = gate.lock
+        self.work = threading.Condition(self.lock)
+        self.room = Room(extents, self.lock)
+        self.lanes = Lanes()
+        self.progress = Progress(self.lock)
+        self.counts = Counts()
+        self.failed: dict[int, Entry] = {}
+        self.unreported: list[StagedReceipt] = []
+        self.filling = 0
+        self.claiming = 0
+        self.closing = False
+        self.wanted: Callable[[], bool] = bool
+        self._retries = retries
+        self._freed = threading.Condition(self.lock)
+        self._outbox = Outbox(self.lock, self.room, release)
+        self.deliver = self._outbox.deliver
+
+    def check_open_locked(self) -> None:
+        """Refuse to go on after close() or a fork."""
+        self.gate.check_fork()
+        if self.closing:
+            raise StoreClosedError("the staging tier is closed")
+
+    # Reading
+
+    def pin_locked(self, key: str) -> Entry | None:
+        """Keep the newest bytes of a key where they are while somebody copies them."""
+        entry = self.lanes.newest(key)
+        if entry is not None:
+            entry.pins += 1
+        return entry
+
+    def unpin(self, entries: Sequence[Entry]) -> None:
+        """Let go of pinned bytes."""
+        with self.lock:
+            for entry in entries:
+                entry.pins -= 1
+                if entry.state is State.GONE and not entry.pins:
+                    self.room.give(entry.spans, in_doubt=entry.timed_out)
+        self.deliver()
+
+    # Accepting
+
+    def answer_locked(self, key: str, nbytes: int, if_exists: IfExists) -> OpenReceipt | None:
+        """Let what is staged answer a write; None: it must be staged itself.
+
+        Raises:
+            BlockExistsError: the key is staged and *if_exists* is ``"error"``.
+        """
+        newest = self.lanes.newest(key)
+        if newest is None or if_exists == "replace":
+            return None
+        if if_exists == "error":
+            raise BlockExistsError(f"block {key!r} exists: it is staged", key=key)
+        if newest.state is State.FAILED or newest.nbytes != nbytes:
+            return None
+        receipt = self._open_locked(key, nbytes, newest.receipt.checksum)
+        newest.kept.append(receipt)
+        self.counts.kept += 1
+        return receipt
+
+    def commit(
+        self,
+        key: str,
+        spans: Sequence[Span],
+        *,
+        nbytes: int,
+        checksum: int | None,
+        if_exists: IfExists,
+    ) -> OpenReceipt:
+        """Accept a write whose bytes are in *spans*.
+
+        Raises:
+            BlockExistsError: the key was staged meanwhile and *if_exists* is ``"error"``.
+        """
+        with self.lock:
+            self.filling -= 1
+            try:
+                receipt = self.answer_locked(key, nbytes, if_exists)
+            except BlockExistsError:
+                self.room.give(spans)
+                self.progress.wake(all_of_them=self.closing)
+                raise
+            if receipt is not None:
+                self.room.give(spans)
+                return receipt
+            receipt = self._open_locked(key, nbytes, checksum)
+            self._stage_locked(receipt, spans, if_exists)
+            return receipt
+
+    def cancel_fill(self, spans: Sequence[Span]) -> None:
+        """Take back room whose bytes never came."""
+        with self.lock:
+            self.filling -= 1
+            self.room.give(spans)
+            self.progress.wake(all_of_them=self.closing)
+        self.deliver()
+
+    def _stage_locked(
+        self, receipt: OpenReceipt, spans: Sequence[Span], if_exists: IfExists
+    ) -> None:
+        lane = self.lanes.make(receipt.key)
+        newest = lane.newest
+        if newest is not None and newest.state is not State.FAILED:
+            if_exists = "replace"  # what `keep` comes to once the other length is in the store
+        entry = Entry(receipt, spans, if_exists=if_exists)
+        self._absorb_locked(lane, entry)
+        lane.entries.append(entry)
+        self._schedule_locked(lane)
+
+    def _open_locked(self, key: str, nbytes: int, checksum: int | None) -> OpenReceipt:
+        self.counts.accepted += 1
+        self.counts.accepted_bytes += nbytes
+        number = self.progress.begin()
+        return OpenReceipt(self.gate, key, nbytes=nbytes, checksum=checksum, sequence=number)
+
+    def _absorb_locked(self, lane: Lane, absorber: Entry, before: int | None = None) -> None:
+        """Let a newer entry take the place of what has not begun, and make good what failed."""
+        for old in lane.up_to(before):
+            if old.state is State.FAILED:
+                self._forget_failure_locked(old)
+                absorber.covers += [*old.covers, *(r.sequence for r in old.receipts)]
+            elif old.absorbable:
+                self._follow_locked(old, absorber)
+            else:
+                continue
+            self._drop_locked(lane, old)
+
+    def _follow_locked(self, old: Entry, absorber: Entry) -> None:
+        absorber.absorb(old)
+        self.counts.absorbed += 1
+
+    # Draining
+
+    def drained(self, batch: Sequence[Entry], outcomes: Sequence[Receipt | BaseException]) -> None:
+        """Note how the drains of some entries ended."""
+        with self.lock:
+            for entry, outcome in zip(batch, outcomes, strict=True):
+                if isinstance(outcome, Receipt):
+                    self._stored_locked(entry, outcome)
+                else:
+                    self._not_stored_locked(entry, outcome)
+            self.progress.wake()
+
+    def _stored_locked(self, entry: Entry, receipt: Receipt) -> None:
+        """Note that the store has an entry's bytes."""
+        lane = self._free_locked(entry.key)
+        self.lanes.running -= 1
+        self._drop_locked(lane, entry)
+        self.counts.drained += 1
+        self.counts.drained_bytes += entry.nbytes
+        self._end_locked(entry, receipt, None)
+        self._schedule_locked(lane)
+
+    def _not_stored_locked(self, entry: Entry, error: BaseException) -> None:
+        """Note that a drain failed: try again, let a newer write absorb it, or keep it as failed.
+
+        A write that lost its race is over: there is nothing to drive again, and reads must see the
+        other's block.
+        """
+        lane = self._free_locked(entry.key)
+        self.lanes.running -= 1
+        entry.attempts += 1
+        entry.timed_out |= isinstance(error, StorageTimeoutError)
+        newer = lane.newest if lane.newest is not entry else None
+        if isinstance(error, BlockExistsError):
+            self._drop_locked(lane, entry)
+            self.counts.failed += 1
+            self.unreported.append(entry.receipt)
+            self._end_locked(entry, None, error)
+        elif newer is not None and entry.if_exists != "error":
+            self._follow_locked(entry, newer)
+            self._drop_locked(lane, entry)
+        elif failures.worth_a_retry(error) and entry.attempts <= self._retries:
+            self.counts.retries += 1
+            entry.state = State.WAITING
+            entry.due = time.monotonic() + failures.delay_s(entry.attempts)
+        else:
+            self._fail_locked(entry, error)
+            if newer is not None:
+                self._absorb_locked(lane, newer, entry.receipt.sequence)
+        self._schedule_locked(lane)
+
+    def _free_locked(self, key: str) -> Lane:
+        lane = self.lanes.make(key)
+        lane.busy = False
+        if lane.claims:
+            self._freed.notify_all()
+        return lane
+
+    def _fail_locked(self, entry: Entry, error: BaseException) -> None:
+        entry.state = State.FAILED
+        self.counts.failed += 1
+        self.failed[entry.receipt.sequence] = entry
+        self.unreported.append(entry.receipt)
+        self.room.stuck_bytes += whole_pages(entry.nbytes)
+        for receipt in entry.receipts:
+            self._outbox.endings += receipt.settle(None, error)
+            self.progress.fail(receipt.sequence)
+        self.room.admit()
+
+    def _forget_failure_locked(self, entry: Entry) -> None:
+        del self.failed[entry.receipt.sequence]
+        self.room.stuck_bytes -= whole_pages(entry.nbytes)
+
+    def _end_locked(
+        self, entry: Entry, receipt: Receipt | None, error: BaseException | None
+    ) -> None:
+        """End all receipts of an entry that is stored or given up."""
+        for one in entry.receipts:
+            self._outbox.endings += one.settle(receipt, error)
+            self.progress.end(one.sequence)
+        for sequence in entry.covers:
+            self.progress.end(sequence)
+
+    def _drop_locked(self, lane: Lane, entry: Entry) -> None:
+        """Free an entry's bytes, now or when the last reader has let go of them."""
+        lane.entries.remove(entry)
+        entry.state = State.GONE
+        if not entry.pins:
+            self.room.give(entry.spans, in_doubt=entry.timed_out)
+
+    def _schedule_locked(self, lane: Lane) -> None:
+        if self.lanes.schedule(lane) and self.wanted():
+            self.work.notify()
+
+    # Deciding about failures
+
+    def retry_failed(self) -> list[StagedReceipt]:
+        """Drive every failed entry again; their receipts are open again."""
+        with self.lock:
+            entries = list(self.failed.values())
+            for entry in entries:
+                self._forget_failure_locked(entry)
+                self._report_no_more_locked(entry)
+                entry.state, entry.attempts = State.WAITING, 0
+                for receipt in entry.receipts:
+                    receipt.reopen()
+                    self.progress.begin_again(receipt.sequence)
+                self._schedule_locked(self.lanes.make(entry.key))
+            return [entry.receipt for entry in entries]
+
+    def discard(self, receipt: StagedReceipt) -> bool:
+        """Give up a failed entry and its bytes; False if it is not one."""
+        with self.lock:
+            found = [e for e in self.failed.values() if receipt in e.receipts]
+            for entry in found:
+                lane = self.lanes.make(entry.key)
+                self._report_no_more_locked(entry)
+                self._remove_failed_locked(lane, entry)
+                self._schedule_locked(lane)
+            self.progress.wake()
+        self.deliver()
+        return bool(found)
+
+    def _report_no_more_locked(self, entry: Entry) -> None:
+        if entry.receipt in self.unreported:
+            self.unreported.remove(entry.receipt)
+
+    def _remove_failed_locked(self, lane: Lane, entry: Entry) -> None:
+        self._forget_failure_locked(entry)
+        self._drop_locked(lane, entry)
+        for sequence in (*entry.covers, *(r.sequence for r in entry.receipts)):
+            self.progress.end(sequence)
+
+    # Writing and deleting a key past the drains
+
+    def claim(self, key: str, deadline: float | None, *, after_races: bool) -> tuple[Lane, int]:
+        """Wait until no drain works on a key, and keep them off it.
+
+        *after_races*: entries that no newer write may absorb are drained first. Also gives the
+        number of the last write so far: what is staged later is newer than what the caller does.
+
+        Raises:
+            StorageTimeoutError: a drain was still under way at *deadline*.
+        """
+        with self.lock:
+            lane = self.lanes.make(key)
+            lane.claims += 1
+            self.claiming += 1
+            self.work.notify_all()
+            free = self._freed.wait_for(
+                lambda: not (lane.busy or (after_races and lane.races)), left(deadline)
+            )
+            lane.claims -= 1
+            self.claiming -= 1
+            if not free:
+                self._schedule_locked(lane)
+                text = f"a drain of block {key!r} did not end in time"
+                raise StorageTimeoutError(text, key=key)
+            lane.busy = True
+            return lane, self.progress.sequence
+
+    def unclaim(self, lane: Lane) -> None:
+        """Let drains at a key again."""
+        with self.lock:
+            self._schedule_locked(self._free_locked(lane.key))
+        self.deliver()
+
+    def wrote_through(self, lane: Lane, receipt: Receipt, before: int) -> OpenReceipt:
+        """Note a write that went straight to the store; what was staged before it is absorbed."""
+        with self.lock:
+            one = self._open_locked(receipt.key, receipt.nbytes, receipt.checksum)
+            through = Entry(one, (), if_exists="replace")
+            self._absorb_locked(lane, through, before)
+            self.counts.passed_through += 1
+            self._end_locked(through, receipt, None)
+            self.progress.wake()
+            return one
+
+    def deleted(self, lane: Lane, before: int) -> bool:
+        """Note that the store deleted a key: what was staged before goes too. Was there any?"""
+        with self.lock:
+            gone = lane.up_to(before)
+            for entry in gone:
+                if entry.state is State.FAILED:
+                    self._remove_failed_locked(lane, entry)
+                    continue
+                self._drop_locked(lane, entry)
+                self.counts.absorbed += 1
+                for receipt in entry.receipts:
+                    receipt.note_absorbed()
+                text = f"block {entry.key!r} was deleted before it was stored"
+                self._end_locked(entry, None, BlockNotFoundError(text, key=entry.key))
+            self.progress.wake()
+            return bool(gone)
+
+    # The size of the tier
+
+    def shrink(self, nbytes: int) -> int:
+        """Take bytes out of use, now as far as they are free; how many left it at once."""
+        with self.lock:
+            self.room.debt_bytes += min(nbytes, self.room.capacity_bytes)
+            owed = self.room.debt_bytes
+            self.room.pay()
+            paid = owed - self.room.debt_bytes
+        self.deliver()
+        return paid
+
+    def grow(self, nbytes: int) -> int:
+        """Put bytes back to use that had left it; how many."""
+        with self.lock:
+            self._outbox.wait_released()
+            return self.room.grow(nbytes)

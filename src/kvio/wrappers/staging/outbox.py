@@ -1,0 +1,49 @@
+"""What follows from a change but must not happen under the lock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from kvio.wrappers.staging.extents import Span
+from kvio.wrappers.staging.receipts import Ending, resolve
+from kvio.wrappers.staging.room import Room
+
+
+class Outbox:
+    """Futures to resolve, and memory to give back to the system.
+
+    Attributes:
+        endings: futures and how they ended; add to it under the tier's lock.
+    """
+
+    def __init__(
+        self, lock: threading.Lock, room: Room, release: Callable[[list[Span]], None]
+    ) -> None:
+        self.endings: list[Ending] = []
+        self._lock = lock
+        self._room = room
+        self._release = release
+        self._releasing = 0
+        self._released = threading.Condition(lock)
+
+    def deliver(self) -> None:
+        """Do what is due; call it without the lock after every change."""
+        if not (self.endings or self._room.released):
+            return
+        with self._lock:
+            endings, self.endings = self.endings, []
+            spans, self._room.released = self._room.released, []
+            self._releasing += bool(spans)
+        try:
+            if spans:
+                self._release(spans)
+        finally:
+            with self._lock:
+                self._releasing -= bool(spans)
+                self._released.notify_all()
+            resolve(endings)
+
+    def wait_released(self) -> None:
+        """Wait, with the lock, until no page is on its way out of use."""
+        self._released.wait_for(lambda: not (self._room.released or self._releasing))

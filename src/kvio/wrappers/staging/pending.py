@@ -1,0 +1,211 @@
+"""What is staged, key by key: entries in order, and which of them may be drained now."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+from kvio.types import IfExists
+from kvio.wrappers.staging.extents import Span
+from kvio.wrappers.staging.receipts import OpenReceipt
+
+
+class State(Enum):
+    """Where an entry is on its way to the store."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FAILED = "failed"
+    GONE = "gone"
+
+
+class Entry:
+    """The bytes of one block in staging memory, and who waits for them to be stored.
+
+    Attributes:
+        if_exists: what the store will be asked; what stood before in the tier is accounted for.
+        kept: receipts of writes that this entry answered.
+        absorbed: receipts of writes that this entry took the place of.
+        covers: numbers of failed writes that are made good when this entry is stored.
+        attempts: drains that failed.
+        due: when the next may begin (`time.monotonic`).
+        pins: readers that are copying the bytes.
+        timed_out: a drain was given up: whoever hangs in it may still look at the bytes.
+        written_ns: when it was accepted, in nanoseconds since 1970.
+    """
+
+    __slots__ = (
+        *("key", "nbytes", "spans", "if_exists", "receipt", "kept", "absorbed"),
+        *("covers", "state", "attempts", "due", "pins", "timed_out", "written_ns"),
+    )
+
+    def __init__(self, receipt: OpenReceipt, spans: Sequence[Span], *, if_exists: IfExists) -> None:
+        self.key = receipt.key
+        self.nbytes = receipt.nbytes
+        self.spans = spans
+        self.if_exists: IfExists = if_exists
+        self.receipt = receipt
+        self.kept: list[OpenReceipt] = []
+        self.absorbed: list[OpenReceipt] = []
+        self.covers: list[int] = []
+        self.state = State.WAITING
+        self.attempts = 0
+        self.due = 0.0
+        self.pins = 0
+        self.timed_out = False
+        self.written_ns = time.time_ns()
+
+    @property
+    def receipts(self) -> list[OpenReceipt]:
+        """All receipts that end with this entry, its own first."""
+        return [self.receipt, *self.kept, *self.absorbed]
+
+    def absorb(self, old: Entry) -> None:
+        """Let all receipts of an older entry end as this one's; a long list is not copied."""
+        for receipt in (old.receipt, *old.kept):
+            receipt.note_absorbed()
+        receipts = old.absorbed
+        receipts += (old.receipt, *old.kept, *self.absorbed)
+        self.absorbed = receipts
+        self.covers += old.covers
+
+    @property
+    def absorbable(self) -> bool:
+        """A newer write may take this one's place: it has not begun and promised nobody a race."""
+        return self.state is State.WAITING and self.if_exists != "error"
+
+
+class Lane:
+    """The entries of one key, oldest first; never two in the store's hands at a time.
+
+    Attributes:
+        busy: the store is writing or deleting the key for this tier.
+        claims: calls that wait to do so themselves; drains stand back for them.
+        queued: it stands in the queue of lanes to drain.
+    """
+
+    __slots__ = ("busy", "claims", "entries", "key", "queued")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.entries: list[Entry] = []
+        self.busy = False
+        self.claims = 0
+        self.queued = False
+
+    @property
+    def newest(self) -> Entry | None:
+        """What a read of the key sees."""
+        return self.entries[-1] if self.entries else None
+
+    @property
+    def races(self) -> bool:
+        """An entry waits that no newer write may take the place of."""
+        return any(e.state is State.WAITING and e.if_exists == "error" for e in self.entries)
+
+    def up_to(self, sequence: int | None) -> list[Entry]:
+        """Give the entries whose own write is no newer than a number; None: all."""
+        return [e for e in self.entries if sequence is None or e.receipt.sequence <= sequence]
+
+    def startable(self) -> Entry | None:
+        """Give the entry that may be drained now."""
+        if self.busy:
+            return None
+        for entry in self.entries:
+            if entry.state is State.WAITING:
+                return None if self.claims and entry.if_exists != "error" else entry
+        return None
+
+
+class Lanes:
+    """All keys with something staged, and the queue of those that can be drained.
+
+    Attributes:
+        running: entries in the store's hands.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, Lane] = {}
+        self._ready: deque[Lane] = deque()
+        self._later: list[tuple[float, int, Lane]] = []
+        self._number = itertools.count()
+        self.running = 0
+
+    def find(self, key: str) -> Lane | None:
+        """Give the lane of a key, if it has one."""
+        return self._lanes.get(key)
+
+    def newest(self, key: str) -> Entry | None:
+        """Give what a read of the key sees; None: ask the store."""
+        lane = self._lanes.get(key)
+        return None if lane is None else lane.newest
+
+    def make(self, key: str) -> Lane:
+        """Give the lane of a key, a new one if need be."""
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(key)
+        return lane
+
+    def keys(self, prefix: str) -> list[str]:
+        """Name the keys that reads see staged."""
+        return [k for k, lane in self._lanes.items() if lane.entries and k.startswith(prefix)]
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield everything staged."""
+        for lane in self._lanes.values():
+            yield from lane.entries
+
+    def schedule(self, lane: Lane) -> bool:
+        """Queue a lane if it can be drained; forget it if it is empty. True if newly queued."""
+        if not (lane.entries or lane.busy or lane.claims):
+            if self._lanes.get(lane.key) is lane:  # not a newer one of its key
+                del self._lanes[lane.key]
+            return False
+        entry = lane.startable()
+        if entry is None or lane.queued:
+            return False
+        if entry.due:
+            heapq.heappush(self._later, (entry.due, next(self._number), lane))
+            return True
+        lane.queued = True
+        self._ready.append(lane)
+        return True
+
+    def next_due_s(self) -> float | None:
+        """Queue the lanes whose pause is over; seconds until the next one's is."""
+        now = time.monotonic()
+        while self._later and self._later[0][0] <= now:
+            _, _, lane = heapq.heappop(self._later)
+            entry = lane.startable()
+            if entry is not None and entry.due <= now:
+                entry.due = 0.0
+                self.schedule(lane)
+        return self._later[0][0] - now if self._later else None
+
+    def peek(self) -> Entry | None:
+        """Give the entry to drain next, skipping lanes that cannot be drained any more."""
+        while self._ready:
+            lane = self._ready[0]
+            entry = lane.startable()
+            if entry is not None and not entry.due:
+                return entry
+            self._ready.popleft()
+            lane.queued = False
+            self.schedule(lane)
+        return None
+
+    def start(self) -> Entry:
+        """Take what `peek` gave off the queue and mark it as under way."""
+        lane = self._ready.popleft()
+        lane.queued = False
+        entry = lane.startable()
+        assert entry is not None, "start() goes after peek()"
+        lane.busy = True
+        self.running += 1
+        entry.state = State.RUNNING
+        return entry

@@ -1,0 +1,58 @@
+"""Promises that go beyond one write: what the store has is what was accepted; old after new."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+
+from kvio.errors import ConfigError, CorruptBlockError, KvioError, UnsupportedError
+from kvio.types import Level, Receipt
+from kvio.wrappers.staging.reading import StagedReads
+from kvio.wrappers.staging.receipts import StagedReceipt
+from kvio.wrappers.staging.writing import StagedWrites
+
+
+def verify(reads: StagedReads, receipt: StagedReceipt, *, timeout: float | None) -> None:
+    """Compare what the store gives back with what was accepted; see `StagingTier.verify`."""
+    stored = receipt.wait(timeout=timeout)
+    expected = stored.checksum if receipt.checksum is None else receipt.checksum
+    if receipt.absorbed or expected is None:
+        why = "a newer write took its place" if receipt.absorbed else "it has no checksum"
+        raise UnsupportedError(f"nothing to verify block {receipt.key!r} by: {why}")
+    found = reads.stored_checksum(receipt.key, receipt.nbytes, timeout=timeout)
+    if found != expected:
+        text = f"the store has other bytes for block {receipt.key!r} than were accepted"
+        raise CorruptBlockError(text, key=receipt.key)
+
+
+def delete_when_durable(
+    writes: StagedWrites, old: str, new: StagedReceipt, *, timeout: float | None
+) -> Future[bool]:
+    """Chain a deletion on a durable receipt; see `StagingTier.replace_when_durable`."""
+    if old == new.key:
+        raise ConfigError(f"block {old!r} cannot be its own predecessor")
+    deleted: Future[bool] = Future()
+    deleted.set_running_or_notify_cancel()
+    new.as_future().add_done_callback(partial(_delete, writes, old, timeout, deleted))
+    return deleted
+
+
+def _delete(
+    writes: StagedWrites,
+    old: str,
+    timeout: float | None,
+    deleted: Future[bool],
+    stored: Future[Receipt],
+) -> None:
+    error = stored.exception()
+    if error is None and stored.result().level < Level.DURABLE:
+        error = UnsupportedError(f"block {stored.result().key!r} is not durable")
+    if error is not None:
+        deleted.set_exception(error)
+        return
+    try:
+        gone = writes.delete(old, timeout=timeout)
+    except KvioError as exc:
+        deleted.set_exception(exc)
+    else:
+        deleted.set_result(gone)

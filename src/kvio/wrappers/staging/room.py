@@ -1,0 +1,158 @@
+"""Room in staging memory: who gets it, in which order, and what is given back to the system."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+
+from kvio.buffers import PAGE_BYTES
+from kvio.wrappers.staging.extents import Extents, Span
+
+
+class Verdict(Enum):
+    """Why a writer that waited for room gets none."""
+
+    TOO_LARGE = "larger than the tier"
+    HOPELESS = "what is in the way will not go by itself"
+
+
+class Ticket:
+    """A writer's place in the queue."""
+
+    __slots__ = ("answer", "nbytes", "turn")
+
+    def __init__(self, nbytes: int, lock: threading.Lock) -> None:
+        self.nbytes = nbytes
+        self.turn = threading.Condition(lock)
+        self.answer: Sequence[Span] | Verdict | None = None
+
+
+class Room:
+    """Extents with a queue of writers, first come first served; the tier's lock guards it.
+
+    Attributes:
+        stuck_bytes: bytes of failed blocks, which stay until somebody decides.
+        debt_bytes: what is still to leave use, as soon as it is free.
+        released: pages out of use that the memory has not given back to the system yet.
+    """
+
+    def __init__(self, extents: Extents, lock: threading.Lock) -> None:
+        self._extents = extents
+        self._lock = lock
+        self._queue: deque[Ticket] = deque()
+        self._held: list[Sequence[Span]] = []
+        self.stuck_bytes = 0
+        self.debt_bytes = 0
+        self.released: list[Span] = []
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The bytes in use or free, without those that are to leave use."""
+        return self._extents.capacity_bytes - self.debt_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes in use, in whole pages."""
+        return self._extents.used_bytes
+
+    @property
+    def waiting(self) -> int:
+        """How many writers wait."""
+        return len(self._queue)
+
+    @property
+    def held(self) -> bool:
+        """Bytes are kept for calls that were given up and still hang."""
+        return bool(self._held)
+
+    def take(self, nbytes: int) -> Sequence[Span] | None:
+        """Take room, unless others wait for it or there is too little."""
+        if self._queue or self.debt_bytes:
+            return () if nbytes == 0 else None
+        return self._extents.take(nbytes)
+
+    def fits(self, nbytes: int) -> bool:
+        """Tell whether so many bytes fit into the tier at all."""
+        return whole_pages(nbytes) <= self.capacity_bytes
+
+    def hopeless(self, nbytes: int) -> bool:
+        """Tell whether so many bytes fit only after somebody decides about failed blocks.
+
+        What a call that hangs may still look at does not count: the call may end.
+        """
+        return whole_pages(nbytes) > self.capacity_bytes - self.stuck_bytes
+
+    def queue(self, nbytes: int) -> Ticket:
+        """Take a place in the queue; the answer may be there at once."""
+        ticket = Ticket(nbytes, self._lock)
+        self._queue.append(ticket)
+        self.admit()
+        return ticket
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Leave the queue, or give back what came too late."""
+        if ticket in self._queue:
+            self._queue.remove(ticket)
+        elif ticket.answer is not None and not isinstance(ticket.answer, Verdict):
+            self._extents.give(ticket.answer)
+        self.pay()
+
+    def refuse_all(self) -> None:
+        """Send every waiting writer away: the tier is closing."""
+        while self._queue:
+            self._tell(Verdict.HOPELESS)
+
+    def give(self, spans: Sequence[Span], *, in_doubt: bool = False) -> None:
+        """Take bytes back; *in_doubt*: only when no call that was given up hangs any more."""
+        if in_doubt and spans:
+            self._held.append(spans)
+        else:
+            self._extents.give(spans)
+        self.pay()
+
+    def give_held(self) -> None:
+        """Take back what was in doubt: nothing hangs any more."""
+        while self._held:
+            self._extents.give(self._held.pop())
+        self.pay()
+
+    def pay(self) -> None:
+        """Put free pages out of use, as far as that is owed, then serve the queue."""
+        if self.debt_bytes:
+            spans = self._extents.shrink(self.debt_bytes)
+            self.debt_bytes = max(0, self.debt_bytes - sum(span.nbytes for span in spans))
+            self.released += spans
+        self.admit()
+
+    def grow(self, nbytes: int) -> int:
+        """Put pages back to use, or forgive what is owed; how many bytes."""
+        forgiven = min(nbytes, self.debt_bytes)
+        self.debt_bytes -= forgiven
+        grown = self._extents.grow(nbytes - forgiven)
+        self.admit()
+        return forgiven + grown
+
+    def admit(self) -> None:
+        """Serve the queue from its head, as far as there is room."""
+        while self._queue:
+            ticket = self._queue[0]
+            if not self.fits(ticket.nbytes):
+                self._tell(Verdict.TOO_LARGE)
+            elif self.debt_bytes == 0 and (spans := self._extents.take(ticket.nbytes)) is not None:
+                self._tell(spans)
+            elif self.hopeless(ticket.nbytes):
+                self._tell(Verdict.HOPELESS)
+            else:
+                return
+
+    def _tell(self, answer: Sequence[Span] | Verdict) -> None:
+        ticket = self._queue.popleft()
+        ticket.answer = answer
+        ticket.turn.notify()
+
+
+def whole_pages(nbytes: int) -> int:
+    """Round up to whole pages, in bytes."""
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES

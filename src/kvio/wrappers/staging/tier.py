@@ -1,0 +1,394 @@
+"""The staging tier: writes return when their bytes are copied, and reach the store behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Never, Self
+
+from kvio import forks
+from kvio.buffers import Data
+from kvio.errors import (
+    StorageTimeoutError,
+    UnsupportedError,
+)
+from kvio.store import Store
+from kvio.types import (
+    BlockResult,
+    BlockStat,
+    IfExists,
+    Level,
+    check_if_exists,
+    check_key,
+)
+from kvio.wrappers.staging import failures, promises
+from kvio.wrappers.staging.draining import Drains
+from kvio.wrappers.staging.extents import Extents
+from kvio.wrappers.staging.ledger import Ledger
+from kvio.wrappers.staging.options import TierOptions
+from kvio.wrappers.staging.progress import deadline_of, left
+from kvio.wrappers.staging.reading import Consistency, StagedReads
+from kvio.wrappers.staging.receipts import Gate, StagedReceipt
+from kvio.wrappers.staging.results import StagedResult
+from kvio.wrappers.staging.stats import TierStats, take_stock
+from kvio.wrappers.staging.writing import StagedWrites
+
+if TYPE_CHECKING:
+    from kvio.wrappers.staging.memory import StagingMemory
+
+
+class StagingTier:
+    """Write-back in front of a store: memory now, the store behind, and a receipt for each write.
+
+    Thread-safe. A context manager that drains when left. Made by `stage`. Verbs are those of
+    `Store`; reads see what is staged. ``timeout`` in seconds bounds any call; by default the
+    tier's, else none.
+
+    Writes of one key reach the store in their order, but one that has not begun is absorbed by a
+    newer ``replace``, whose receipt ends both. What could not be stored stays staged: readable, in
+    `failed`, and told by the next `barrier` or `close`. Does not cross a fork.
+    """
+
+    def __init__(self, store: Store, memory: StagingMemory, options: TierOptions) -> None:
+        self._store = store
+        self._memory = memory
+        self._options = options
+        self._gate = Gate(Level(str(store.url.options.get("durability") or "visible")))
+        self._ledger = Ledger(
+            self._gate,
+            Extents(memory.capacity_bytes),
+            retries=options.retries,
+            release=memory.release,
+        )
+        self._drains = Drains(
+            self._ledger,
+            store,
+            memory,
+            threads=options.drain_threads,
+            eager=options.drain_from == "accept",
+            high_water=options.high_water,
+            low_water=options.low_water,
+            timeout=options.timeout,
+        )
+        self._gate.ask = self._drains.ask
+        self._reads = StagedReads(self._ledger, memory, store)
+        self._writes = StagedWrites(
+            self._ledger, memory, store, when_full=options.when_full, checksum=options.checksum
+        )
+        self._close_lock = threading.Lock()
+        self._closed = False
+        forks.watch(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        capacity = self._memory.capacity_bytes
+        return f"<kvio.StagingTier {self._memory.kind} {capacity} bytes, {self._store!r} {state}>"
+
+    # Writing
+
+    def write_block(
+        self, key: str, data: Data, *, if_exists: IfExists = "replace", timeout: float | None = None
+    ) -> StagedReceipt:
+        """Copy *data* to staging memory, to be stored under a key; it may be reused on return.
+
+        ``keep``: a staged block of this length answers; else the store is asked when it is
+        drained, and reads see the staged bytes until then. ``error`` refuses a key that is staged
+        or stored now; a race that is lost later fails on the receipt. What is larger than the tier
+        is written straight to the store.
+
+        Raises:
+            InvalidKeyError, BlockSizeError, TypeError: as `Store.write_block`.
+            BlockExistsError: the key is taken and *if_exists* is ``"error"``.
+            StorageFullError: the tier is full of blocks that failed, or full at all, where
+                ``when_full="raise"``.
+            StorageError: a write past the tier failed, or there was no room in time.
+        """
+        check_key(key)
+        check_if_exists(if_exists)
+        self._gate.check_fork()
+        self._drains.start()
+        limit = self._limit(timeout)
+        return self._writes.write(key, data, if_exists=if_exists, timeout=limit)
+
+    def write_blocks(
+        self,
+        items: Iterable[tuple[str, Data]],
+        *,
+        if_exists: IfExists = "replace",
+        timeout: float | None = None,
+    ) -> list[StagedResult]:
+        """Stage (key, data) pairs; a result each, in order, with the receipt where it was taken.
+
+        Raises:
+            InvalidKeyError: before anything is staged.
+        """
+        check_if_exists(if_exists)
+        self._gate.check_fork()
+        self._drains.start()
+        return self._writes.write_all(items, if_exists=if_exists, timeout=self._limit(timeout))
+
+    def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
+        """Remove a block from the tier and the store; False if there was none.
+
+        Waits for a drain of the key that is under way; receipts of writes that had not begun end
+        with `BlockNotFoundError`, and no barrier tells of them.
+        """
+        check_key(key)
+        self._check_open()
+        return self._writes.delete(key, timeout=self._limit(timeout))
+
+    # Reading
+
+    def read_block_into(
+        self,
+        key: str,
+        out: Data,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        timeout: float | None = None,
+        consistency: Consistency = "tier",
+    ) -> int:
+        """Read a block as `Store.read_block_into` does, staged bytes first."""
+        self._check_open()
+        return self._reads.read_into(
+            key,
+            out,
+            offset=offset,
+            nbytes=nbytes,
+            timeout=self._limit(timeout),
+            consistency=consistency,
+        )
+
+    def read_block(
+        self,
+        key: str,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        timeout: float | None = None,
+        consistency: Consistency = "tier",
+    ) -> memoryview:
+        """Read a block as `Store.read_block` does, staged bytes first."""
+        self._check_open()
+        return self._reads.read(
+            key,
+            offset=offset,
+            nbytes=nbytes,
+            timeout=self._limit(timeout),
+            consistency=consistency,
+        )
+
+    def read_blocks_into(
+        self, items: Iterable[tuple[str, Data]], *, timeout: float | None = None
+    ) -> list[BlockResult]:
+        """Read whole blocks as `Store.read_blocks_into` does, staged ones from the tier."""
+        self._check_open()
+        return self._reads.read_batch(items, timeout=self._limit(timeout))
+
+    def stat_block(
+        self, key: str, *, timeout: float | None = None, consistency: Consistency = "tier"
+    ) -> BlockStat:
+        """Describe a block as `Store.stat_block` does; a staged one as it will be."""
+        self._check_open()
+        return self._reads.stat(key, timeout=self._limit(timeout), consistency=consistency)
+
+    def contains(
+        self, key: str, *, timeout: float | None = None, consistency: Consistency = "tier"
+    ) -> bool:
+        """Tell whether a block is staged or stored."""
+        self._check_open()
+        return self._reads.contains(key, timeout=self._limit(timeout), consistency=consistency)
+
+    def count_leading(self, keys: Iterable[str], *, timeout: float | None = None) -> int:
+        """Count how many keys from the front are staged or stored."""
+        self._check_open()
+        return self._reads.count_leading(keys, timeout=self._limit(timeout))
+
+    def list_keys(self, prefix: str = "", *, consistency: Consistency = "tier") -> Iterator[str]:
+        """Yield the keys that start with *prefix*, staged or stored, each once."""
+        self._check_open()
+        return self._reads.list(prefix, consistency=consistency)
+
+    def verify_block(
+        self, key: str, *, timeout: float | None = None, consistency: Consistency = "tier"
+    ) -> BlockResult:
+        """Check a block to its last byte: the staged bytes, or as `Store.verify_block`."""
+        self._check_open()
+        return self._reads.verify(key, timeout=self._limit(timeout), consistency=consistency)
+
+    # Promises
+
+    def barrier(self, level: Level | str | None = None, *, timeout: float | None = None) -> None:
+        """Wait until every write accepted so far has reached a level, by default the store's best.
+
+        Raises:
+            UnsupportedError: the store gives less, at once.
+            StorageTimeoutError: some were still on their way after *timeout* seconds.
+            KvioError: writes failed for good that no barrier has told yet: of the first one's
+                kind, naming every key.
+        """
+        self._gate.check_fork()
+        if self._gate.check_level(level) is Level.ACCEPTED:
+            return
+        deadline = deadline_of(timeout)
+        ledger, progress = self._ledger, self._ledger.progress
+        with ledger.lock:
+            goal = progress.sequence
+            ledger.work.notify_all()
+            reached = progress.wait(goal, lambda: progress.passed(goal), left(deadline))
+            failed, ledger.unreported = ledger.unreported, []
+        if failed:
+            raise failures.combine(failed)
+        if not reached:
+            raise StorageTimeoutError(f"{progress.unsettled} staged block(s) not stored in time")
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until every write accepted so far is stored; raises as `barrier`."""
+        self.barrier(timeout=timeout)
+
+    @property
+    def durable_sequence(self) -> int:
+        """The number up to which every write is stored at the store's level; it never falls.
+
+        Or covered by a newer write of its key that is, or given up: deleted, discarded, or lost to
+        another writer, as its receipt says.
+        """
+        self._gate.check_fork()
+        with self._ledger.lock:
+            return self._ledger.progress.durable_sequence
+
+    def verify(self, receipt: StagedReceipt, *, timeout: float | None = None) -> None:
+        """Read a block back from the store and compare it with what was accepted.
+
+        Waits until it is stored. The bytes come past the page cache where the store reads past it.
+
+        Raises:
+            CorruptBlockError: the store has other bytes under the key: damaged, or written since.
+            UnsupportedError: a newer write absorbed this one, or there is no checksum.
+        """
+        self._check_open()
+        promises.verify(self._reads, receipt, timeout=timeout)
+
+    def replace_when_durable(self, old: str, new: StagedReceipt) -> Future[bool]:
+        """Delete *old* once *new* is durable, and never before; the future is `delete_block`'s.
+
+        If *new* fails, the future has its error and *old* stays.
+
+        Raises:
+            UnsupportedError: the store makes nothing durable.
+            ConfigError: both are one key.
+        """
+        check_key(old)
+        self._check_open()
+        self._gate.check_level(Level.DURABLE)
+        limit = self._options.timeout
+        return promises.delete_when_durable(self._writes, old, new, timeout=limit)
+
+    @property
+    def failed(self) -> list[StagedReceipt]:
+        """The writes that failed for good and whose bytes are still staged."""
+        self._gate.check_fork()
+        with self._ledger.lock:
+            return [entry.receipt for entry in self._ledger.failed.values()]
+
+    def retry_failed(self) -> list[StagedReceipt]:
+        """Drive every failed write again; their receipts are open again, and are returned."""
+        self._check_open()
+        return self._ledger.retry_failed()
+
+    def discard(self, receipt: StagedReceipt) -> bool:
+        """Give up a failed write and its bytes; False if it has not failed or is gone."""
+        self._gate.check_fork()
+        return self._ledger.discard(receipt)
+
+    # The tier itself
+
+    def pause(self) -> None:
+        """Begin no more drains until `resume`; those under way go on."""
+        self._gate.check_fork()
+        self._drains.pause()
+
+    def resume(self) -> None:
+        """Drain again."""
+        self._gate.check_fork()
+        self._drains.resume()
+
+    def shrink(self, nbytes: int) -> int:
+        """Give staging memory back to the system while running; how many bytes left at once.
+
+        What is in use follows as it is drained; `stats` shows the capacity that remains.
+        """
+        self._check_open()
+        return self._ledger.shrink(nbytes)
+
+    def grow(self, nbytes: int) -> int:
+        """Take back into use what `shrink` gave away; how many bytes."""
+        self._check_open()
+        return self._ledger.grow(nbytes)
+
+    def stats(self) -> TierStats:
+        """Count what happened since the tier was made, and what it holds now."""
+        self._gate.check_fork()
+        drains, memory = self._drains, self._memory
+        with self._ledger.lock:
+            return take_stock(
+                self._ledger,
+                memory=memory.kind,
+                marks=(drains.high_water, drains.low_water),
+                paused=drains.paused,
+            )
+
+    @property
+    def store(self) -> Store:
+        """The store behind."""
+        return self._store
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Store everything, paused or not, then close; a tier that cannot stays open.
+
+        Raises:
+            TierNotDrainedError: blocks failed, or were still on their way after *timeout* seconds;
+                ``.keys`` names those that the store does not have.
+            KvioError: writes that no barrier has told of were lost to another writer; the tier is
+                closed.
+        """
+        if self._gate.forked:
+            return
+        deadline = deadline_of(timeout)
+        with self._close_lock:
+            if not self._closed:
+                self._drains.drain_all(deadline)
+                self._end(deadline)
+
+    def _end(self, deadline: float | None) -> None:
+        self._drains.end(deadline)
+        self._ledger.deliver()
+        self._memory.close()
+        self._closed = True
+        forks.forget(self)
+        if self._options.close_store:
+            self._store.close(timeout=left(deadline))
+        lost, self._ledger.unreported = self._ledger.unreported, []
+        if lost:
+            raise failures.combine(lost)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Never:
+        raise UnsupportedError("a staging tier cannot go to another process: its memory is here")
+
+    def _check_open(self) -> None:
+        self._gate.check_fork()
+        self._ledger.check_open_locked()  # a plain look: close() waits for what it must not miss
+
+    def _limit(self, timeout: float | None) -> float | None:
+        return self._options.timeout if timeout is None else timeout
+
+    def _after_fork(self) -> None:
+        self._gate.forked = True

@@ -1,0 +1,192 @@
+"""Accepting a write: room for its bytes, the copy, its place in the order; or past the tier."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from kvio import buffers
+from kvio.buffers import Data
+from kvio.errors import (
+    BlockExistsError,
+    BlockNotFoundError,
+    CorruptBlockError,
+    KvioError,
+    StorageFullError,
+    StorageTimeoutError,
+    StoreClosedError,
+)
+from kvio.store import Store
+from kvio.types import BlockStatus, IfExists, check_keys, status_of
+from kvio.wrappers.staging import failures
+from kvio.wrappers.staging.extents import Span
+from kvio.wrappers.staging.ledger import Ledger
+from kvio.wrappers.staging.pending import State
+from kvio.wrappers.staging.pieces import flat_parts
+from kvio.wrappers.staging.progress import deadline_of, left
+from kvio.wrappers.staging.receipts import StagedReceipt
+from kvio.wrappers.staging.results import StagedResult
+from kvio.wrappers.staging.room import Ticket, Verdict
+
+if TYPE_CHECKING:
+    from kvio.wrappers.staging.memory import StagingMemory
+
+WhenFull: TypeAlias = Literal["block", "raise", "pass_through"]
+
+
+class StagedWrites:
+    """Writes and deletions over a ledger, its memory and a store."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        memory: StagingMemory,
+        store: Store,
+        *,
+        when_full: WhenFull,
+        checksum: bool,
+    ) -> None:
+        self._ledger = ledger
+        self._memory = memory
+        self._store = store
+        self._when_full = when_full
+        self._checksum = checksum
+
+    def write(
+        self, key: str, data: Data, *, if_exists: IfExists, timeout: float | None
+    ) -> StagedReceipt:
+        """Stage a block, let a staged one answer, or pass it through."""
+        ledger, deadline = self._ledger, deadline_of(timeout)
+        parts = flat_parts(data)
+        nbytes = buffers.total_bytes(parts)
+        if if_exists == "error":
+            self._look(key, deadline)
+        with ledger.lock:
+            ledger.check_open_locked()
+            answer = ledger.answer_locked(key, nbytes, if_exists)
+            if answer is not None:
+                return answer
+            spans = self._make_room_locked(nbytes, deadline)
+            ledger.filling += 1
+        if spans is None:
+            return self._write_through(key, parts, nbytes, if_exists, deadline)
+        try:
+            filled = self._memory.fill(spans, parts, checksum=self._checksum)
+        except BaseException:
+            ledger.cancel_fill(spans)
+            raise
+        receipt = ledger.commit(
+            key, spans, nbytes=nbytes, checksum=filled.crc32c, if_exists=if_exists
+        )
+        ledger.deliver()
+        return receipt
+
+    def write_all(
+        self, items: Iterable[tuple[str, Data]], *, if_exists: IfExists, timeout: float | None
+    ) -> list[StagedResult]:
+        """Stage pairs of key and data, one after the other; a result each, in order."""
+        blocks, deadline = list(items), deadline_of(timeout)
+        check_keys([key for key, _ in blocks])
+        results = []
+        for key, data in blocks:
+            try:
+                receipt = self.write(key, data, if_exists=if_exists, timeout=left(deadline))
+            except KvioError as exc:
+                results.append(StagedResult(key, status_of(exc), 0, exc))
+            else:
+                results.append(StagedResult(key, BlockStatus.OK, receipt.nbytes, None, receipt))
+        return results
+
+    def _look(self, key: str, deadline: float | None) -> None:
+        """Refuse a key that the store has; what it has in pieces, its drain will judge."""
+        try:
+            self._store.stat_block(key, timeout=left(deadline))
+        except (BlockNotFoundError, CorruptBlockError):
+            return
+        raise BlockExistsError(f"block {key!r} exists", key=key)
+
+    def _make_room_locked(self, nbytes: int, deadline: float | None) -> Sequence[Span] | None:
+        """Give room, waiting for it if that is the rule; None: pass through."""
+        room = self._ledger.room
+        if not room.fits(nbytes):
+            return None
+        spans = room.take(nbytes)
+        if spans is not None or self._when_full == "pass_through":
+            return spans
+        if self._when_full == "raise":
+            raise self._full(nbytes, "it is full")
+        ticket = room.queue(nbytes)
+        self._ledger.work.notify_all()
+        return self._wait_locked(ticket, deadline)
+
+    def _wait_locked(self, ticket: Ticket, deadline: float | None) -> Sequence[Span] | None:
+        room = self._ledger.room
+        try:
+            ticket.turn.wait_for(lambda: ticket.answer is not None, left(deadline))
+        except BaseException:  # an interrupt: nobody will use what comes
+            room.give_up(ticket)
+            raise
+        if self._ledger.closing:
+            room.give_up(ticket)
+            raise StoreClosedError("the staging tier closed before there was room")
+        match ticket.answer:
+            case None:
+                room.give_up(ticket)
+                text = f"no room for {ticket.nbytes} bytes in the staging tier in time"
+                raise StorageTimeoutError(text, errno=errno.ETIMEDOUT)
+            case Verdict.TOO_LARGE:
+                return None
+            case Verdict.HOPELESS:
+                raise self._full(ticket.nbytes, "blocks that failed are in the way")
+            case spans:
+                return spans
+
+    def _full(self, nbytes: int, why: str) -> StorageFullError:
+        failed = [entry.key for entry in self._ledger.failed.values()]
+        text = f"no room for {nbytes} bytes in the staging tier: {why}"
+        if failed:
+            text += f"; failed, see retry_failed() and discard(): {failures.name_keys(failed)}"
+        return StorageFullError(text, errno=errno.ENOSPC)
+
+    def _write_through(
+        self,
+        key: str,
+        parts: Sequence[Any],
+        nbytes: int,
+        if_exists: IfExists,
+        deadline: float | None,
+    ) -> StagedReceipt:
+        """Write straight to the store, after what is older and in place of what has not begun."""
+        ledger = self._ledger
+        try:
+            lane, before = ledger.claim(key, deadline, after_races=True)
+            try:
+                with ledger.lock:
+                    answer = ledger.answer_locked(key, nbytes, if_exists)
+                    newest = lane.newest
+                if answer is not None:
+                    return answer
+                staged = newest is not None and newest.state is not State.FAILED
+                receipt = self._store.write_block(
+                    key,
+                    [part if isinstance(part, memoryview) else part.cpu() for part in parts],
+                    if_exists="replace" if staged else if_exists,
+                    timeout=left(deadline),
+                )
+                return ledger.wrote_through(lane, receipt, before)
+            finally:
+                ledger.unclaim(lane)
+        finally:
+            ledger.cancel_fill(())
+
+    def delete(self, key: str, *, timeout: float | None) -> bool:
+        """Remove a block from the tier and the store, after a drain that is under way."""
+        deadline = deadline_of(timeout)
+        lane, before = self._ledger.claim(key, deadline, after_races=False)
+        try:
+            stored = self._store.delete_block(key, timeout=left(deadline))
+            staged = self._ledger.deleted(lane, before)
+        finally:
+            self._ledger.unclaim(lane)
+        return stored or staged

@@ -1,0 +1,250 @@
+"""What cannot be saved or loaded is refused by name, and leaves the older checkpoint alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvio
+
+from .dcp import (
+    ALONE,
+    CheckpointException,
+    KvioReader,
+    KvioWriter,
+    Watched,
+    cause_of,
+    dcp,
+    durable_store,
+    load,
+    memory_store,
+    raw,
+    save,
+    torch,
+)
+
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner  # isort: skip
+
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings(ALONE)]
+
+BASE = torch.arange(100, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 170])
+def test_a_name_that_is_no_key_is_refused_first(name: str) -> None:
+    """A checkpoint's name follows the rules of keys, for reader and writer."""
+    with memory_store() as store:
+        for kind in (KvioWriter, KvioReader):
+            with pytest.raises(kvio.InvalidKeyError):
+                kind(store, name)
+        assert not KvioWriter.validate_checkpoint_id(name)
+
+
+def test_a_missing_checkpoint_is_named() -> None:
+    """Loading what is not there says which name in which store."""
+    with memory_store() as store, pytest.raises(CheckpointException) as caught:
+        load(store, {"a": BASE.clone()}, "nothing-here")
+
+    assert "there is no checkpoint 'nothing-here'" in str(cause_of(caught))
+    assert "memory" in str(cause_of(caught))
+
+
+def test_a_later_format_is_refused() -> None:
+    """A manifest of a later format is neither guessed at nor overwritten."""
+    with memory_store() as store:
+        save(store, {"a": BASE})
+        document = json.loads(bytes(store.read_block("run/manifest")))
+        document["format_version"] = 2
+        later = json.dumps(document).encode()
+        store.write_block("run/manifest", later, if_exists="replace")
+        with pytest.raises(kvio.UnsupportedError, match="format version 2"):
+            KvioReader(store, "run").read_metadata()
+        with pytest.raises(CheckpointException):
+            save(store, {"a": BASE})
+        after = bytes(store.read_block("run/manifest"))
+
+    assert after == later
+
+
+def data_key(store: Any) -> str:
+    """Name the one block of data."""
+    (key,) = [key for key in store.list_keys("run/") if "rank-" in key]
+    return str(key)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "shorter", "longer", "another", "gone"])
+def test_damage_is_named_by_its_tensor(damage: str, tmp_path: Path) -> None:
+    """A block that is not what was saved is an error that names it and what it holds."""
+    with durable_store(tmp_path) as store:
+        save(store, {"weight": BASE}, level="durable")
+        key = data_key(store)
+        if damage == "flipped":
+            (path,) = [p for p in tmp_path.rglob("*") if p.name.endswith("~000000")]
+            content = bytearray(path.read_bytes())
+            content[17] ^= 1
+            path.write_bytes(content)
+        elif damage == "gone":
+            store.delete_block(key)
+        else:
+            length = {"shorter": 399, "longer": 401, "another": 400}[damage]
+            store.write_block(key, b"x" * length, if_exists="replace")
+        with pytest.raises(CheckpointException) as caught:
+            load(store, {"weight": torch.zeros(100)})
+    error = cause_of(caught)
+
+    kind = kvio.BlockNotFoundError if damage == "gone" else kvio.CorruptBlockError
+    assert type(error) is kind
+    assert error.key == key
+    assert "'weight'" in str(error)
+
+
+def test_no_memory_is_taken_for_what_a_manifest_promises() -> None:
+    """A block's length is looked up before there is a buffer of the length in the manifest."""
+    with memory_store() as store:
+        save(store, {"weight": BASE})
+        document = json.loads(bytes(store.read_block("run/manifest")))
+        document["blocks"][0][1] = 1 << 60
+        store.write_block("run/manifest", json.dumps(document).encode(), if_exists="replace")
+        with pytest.raises(CheckpointException) as caught:
+            load(store, {"weight": torch.zeros(100)})
+
+    assert isinstance(cause_of(caught), kvio.CorruptBlockError)
+    assert "400 bytes" in str(cause_of(caught))
+
+
+def test_a_damaged_manifest_stops_loading_but_not_saving() -> None:
+    """What cannot be read is not loaded; the next save puts a good manifest there."""
+    with memory_store() as store:
+        save(store, {"a": BASE})
+        store.write_block("run/manifest", b"{", if_exists="replace")
+        with pytest.raises(kvio.CorruptBlockError):
+            KvioReader(store, "run").read_metadata()
+        save(store, {"a": BASE + 1})
+        loaded = load(store, {"a": torch.zeros(100)})
+
+    assert raw(loaded["a"]) == raw(BASE + 1)
+
+
+def test_a_store_that_gives_less_than_asked_is_refused() -> None:
+    """A checkpoint is durable unless visible is asked for; a store in memory cannot give it."""
+    with memory_store() as store:
+        with pytest.raises(CheckpointException) as caught:
+            dcp.save({"a": BASE}, storage_writer=KvioWriter(store, "run"))
+        manifest = store.contains("run/manifest")
+
+    assert isinstance(cause_of(caught), kvio.UnsupportedError)
+    assert "durability='durable'" in str(cause_of(caught))
+    assert not manifest
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.eye(3).to_sparse(), torch.empty(3, device="meta")],
+    ids=["sparse", "meta"],
+)
+def test_a_tensor_without_plain_elements_is_refused(tensor: Any) -> None:
+    """What has no dense elements is refused by name, and nothing is published."""
+    with memory_store() as store:
+        with pytest.raises(CheckpointException) as caught:
+            save(store, {"good": BASE, "odd": tensor}, block_bytes=1)
+        left = list(store.list_keys())
+
+    assert isinstance(cause_of(caught), kvio.UnsupportedError)
+    assert "'odd'" in str(cause_of(caught))
+    assert left == []
+
+
+class _Adds(DefaultSavePlanner):  # type: ignore[misc, unused-ignore]  # Any where torch is absent
+    def __init__(self, added: Any) -> None:
+        super().__init__()
+        self.added = added
+
+    def create_global_plan(self, plans: Any) -> Any:
+        plans, metadata = super().create_global_plan(plans)
+        metadata.planner_data = self.added
+        return plans, metadata
+
+
+def test_planner_data_comes_back_or_is_refused() -> None:
+    """What a planner adds comes back with its types; what would need a pickle is refused."""
+    plain = {"a": (1, [2.5, None, True]), 3: "x"}
+    with memory_store() as store:
+        writer = KvioWriter(store, "run", level="visible")
+        dcp.save({"a": BASE}, storage_writer=writer, planner=_Adds(plain))
+        found = KvioReader(store, "run").read_metadata().planner_data
+        with pytest.raises(CheckpointException) as caught:
+            dcp.save({"a": BASE}, storage_writer=writer, planner=_Adds({"a": {1}}))
+
+    assert found == plain
+    assert isinstance(cause_of(caught), kvio.UnsupportedError)
+    assert "builtins.set" in str(cause_of(caught))
+
+
+def test_plans_of_an_older_save_are_refused() -> None:
+    """A planner that reuses plans would write into an older save's place."""
+    with memory_store() as store:
+        for attempt in range(2):
+            planner = DefaultSavePlanner(enable_plan_caching=True)
+            writer = KvioWriter(store, "run", level="visible")
+            if attempt == 0:
+                dcp.save({"a": BASE}, storage_writer=writer, planner=planner)
+                continue
+            with pytest.raises(CheckpointException) as caught:
+                dcp.save({"a": BASE + 1}, storage_writer=writer, planner=planner)
+        loaded = load(store, {"a": torch.zeros(100)})
+
+    assert "enable_plan_caching" in str(cause_of(caught))
+    assert raw(loaded["a"]) == raw(BASE)
+
+
+def test_a_save_of_each_rank_for_itself_is_refused() -> None:
+    """Without a coordinator nobody knows when a checkpoint is whole."""
+    with memory_store() as store, pytest.raises(kvio.UnsupportedError, match="use_collectives"):
+        dcp.save(
+            {"a": BASE},
+            storage_writer=KvioWriter(store, "run", level="visible"),
+            use_collectives=False,
+        )
+
+
+def test_an_overtaken_save_without_the_stager_is_an_error() -> None:
+    """A save that ends after one that began later publishes nothing and says so."""
+    with memory_store() as store:
+
+        def overtake(key: str) -> None:
+            if "rank-" in key:
+                save(store, {"a": BASE + 2})
+                save(store, {"a": BASE + 2})
+
+        with pytest.raises(CheckpointException) as caught:
+            save(Watched(store, overtake), {"a": BASE + 1})
+        loaded = load(store, {"a": torch.zeros(100)})
+
+    assert isinstance(cause_of(caught), kvio.BlockExistsError)
+    assert "KvioStager" in str(cause_of(caught))
+    assert raw(loaded["a"]) == raw(BASE + 2)
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_not_mixed() -> None:
+    """Ranks that found different saves do not load halves of each."""
+    with memory_store() as store:
+        plans = []
+        for value in (1, 2):
+            save(store, {"a": BASE + value})
+            reader = KvioReader(store, "run")
+            reader.read_metadata()
+            plans.append(reader.prepare_local_plan(dcp.LoadPlan([])))
+
+        with pytest.raises(kvio.BlockNotFoundError, match="replaced while"):
+            reader.prepare_global_plan(plans)
+
+
+@pytest.mark.parametrize("options", [{"keep": 0}, {"block_bytes": 0}, {"level": "accepted"}])
+def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    """What makes no sense is a ConfigError when the writer is made."""
+    with memory_store() as store, pytest.raises(kvio.ConfigError):
+        KvioWriter(store, "run", **options)

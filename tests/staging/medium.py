@@ -1,0 +1,152 @@
+"""A store whose writes can be held, failed and reordered, and which notes the order of events."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import kvio
+from kvio.abc import Backend
+from kvio.testing.fakes import ForwardingBackend, WrappedStore
+from kvio.types import Cancellation, IfExists, Level, Parts
+from kvio.url import StoreURL
+
+LONG_S = 60.0
+SOON_S = 0.02
+
+
+class Medium(ForwardingBackend):
+    """Blocks in memory; writes wait for whoever holds their key, then fail as they are told.
+
+    Attributes:
+        events: ("begin" | "stored" | "failed" | "deleted", key), in order.
+        level: what receipts say.
+        on_begin: called with the key and the parts of every write, before anything else.
+        widest: the most writes of one key that were ever under way at once.
+    """
+
+    name = "medium"
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.events: list[tuple[str, str]] = []
+        self.level = Level.VISIBLE
+        self.widest = 0
+        self.on_begin: Callable[[str, Parts], object] = _nothing
+        self._inside: dict[str, int] = {}
+        self._moved = threading.Condition()
+        self._held: set[str] = set()
+        self._faults: list[tuple[str, BaseException]] = []
+
+    def hold(self, *keys: str) -> None:
+        """Let writes of these keys hang."""
+        with self._moved:
+            self._held.update(keys)
+
+    def let_go(self, *keys: str) -> None:
+        """Let them go on; without keys, all."""
+        with self._moved:
+            self._held.difference_update(keys or tuple(self._held))
+            self._moved.notify_all()
+
+    def fail(self, key: str, error: BaseException, *, times: int = 1) -> None:
+        """Let the next writes of a key fail."""
+        with self._moved:
+            self._faults += [(key, error)] * times
+
+    def forgive(self) -> None:
+        """Let nothing fail any more."""
+        with self._moved:
+            self._faults.clear()
+
+    def wait_for(self, event: str, key: str, count: int = 1) -> None:
+        """Wait until something has happened so many times."""
+        with self._moved:
+            happened = self._moved.wait_for(
+                lambda: self.events.count((event, key)) >= count, LONG_S
+            )
+        assert happened, (event, key, self.events)
+
+    def order(self, event: str) -> list[str]:
+        """Name the keys of one kind of event, in order."""
+        return [key for kind, key in self.events if kind == event]
+
+    def write_block(
+        self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
+    ) -> kvio.Receipt:
+        self.on_begin(key, parts)
+        with self._moved:
+            self._inside[key] = self._inside.get(key, 0) + 1
+            self.widest = max(self.widest, self._inside[key])
+            self._note("begin", key)
+            self._moved.wait_for(lambda: key not in self._held)
+            fault = next((f for f in self._faults if f[0] == key), None)
+            if fault is not None:
+                self._faults.remove(fault)
+        try:
+            if fault is not None:
+                raise fault[1]
+            if cancel is not None and cancel.requested:
+                raise kvio.StorageTimeoutError(f"gave up on {key}", key=key)
+            receipt = super().write_block(key, parts, if_exists=if_exists, cancel=cancel)
+        except BaseException:
+            with self._moved:
+                self._inside[key] -= 1
+                self._note("failed", key)
+            raise
+        with self._moved:
+            self._inside[key] -= 1
+            self._note("stored", key)
+        return receipt._replace(level=self.level)
+
+    def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
+        there = super().delete_block(key, cancel=cancel)
+        with self._moved:
+            self._note("deleted", key)
+        return there
+
+    def peek(self, key: str) -> bytes | None:
+        """Look at the medium without kvio's store."""
+        block = self.inner._blocks.get(key)  # type: ignore[attr-defined]  # a memory backend
+        return None if block is None else bytes(block.data)
+
+    def _note(self, event: str, key: str) -> None:
+        self.events.append((event, key))
+        self._moved.notify_all()
+
+
+def _nothing(_key: str, _parts: Parts) -> None:
+    """Let a write begin."""
+
+
+def open_medium(*, level: str = "visible", io_threads: int = 4) -> WrappedStore[Medium]:
+    """Open a store on such a medium, of a level that it only claims."""
+    store = WrappedStore("memory", Medium, io_threads=io_threads)
+    store.wrapper.level = Level(level)
+    store._url = StoreURL("memory", "", "", {"durability": level})
+    return store
+
+
+@contextmanager
+def staged(
+    store: WrappedStore[Medium], capacity: int | str = "1MiB", **options: Any
+) -> Iterator[kvio.StagingTier]:
+    """Put a tier before a store; at the end nothing hangs, fails or is left of it."""
+    options.setdefault("drain_threads", 2)
+    tier = kvio.stage(store, capacity, **options)
+    try:
+        yield tier
+    finally:
+        store.wrapper.forgive()
+        store.wrapper.let_go()
+        for receipt in tier.failed:
+            tier.discard(receipt)
+        tier.close(timeout=LONG_S)
+        store.close(timeout=LONG_S)
+
+
+def disk_error(key: str = "k") -> kvio.StorageError:
+    """Make the error of a disk that fails."""
+    return kvio.StorageError(f"write of {key!r}: Input/output error (EIO)", errno=5, key=key)

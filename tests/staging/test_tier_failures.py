@@ -1,0 +1,383 @@
+"""Drains that fail, hang or end out of order: nothing is lost silently, no receipt is early."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+import kvio
+from kvio.testing.fakes import WrappedStore
+from kvio.types import BlockStatus, Parts
+from tests.staging.medium import LONG_S, Medium, disk_error, open_medium, staged
+
+PAGE = 4096
+
+
+@pytest.fixture
+def store() -> WrappedStore[Medium]:
+    """A store that claims to make blocks durable."""
+    return open_medium(level="durable")
+
+
+@pytest.fixture
+def tier(store: WrappedStore[Medium]) -> Iterator[kvio.StagingTier]:
+    """A tier that gives up at the first failure."""
+    with staged(store, retries=0) as tier:
+        yield tier
+
+
+def fail(tier: kvio.StagingTier, store: WrappedStore[Medium], key: str) -> kvio.StagedReceipt:
+    """Write a block that fails for good."""
+    store.wrapper.fail(key, disk_error(key))
+    receipt = tier.write_block(key, key.encode() * 100)
+    with pytest.raises(kvio.StorageError):
+        receipt.wait(timeout=LONG_S)
+    return receipt
+
+
+def test_no_receipt_is_stored_before_its_bytes_are(store: WrappedStore[Medium]) -> None:
+    """In every order of events of many writes, the medium has a block before anybody is told.
+
+    The callbacks write into the medium's own list of events.
+    """
+    choose = random.Random(5)
+    with staged(store, "256KiB", retries=1, drain_threads=4) as tier:
+        events = store.wrapper.events
+        for n in range(300):
+            key = f"k{choose.randrange(20)}"
+            if choose.random() < 0.2:
+                store.wrapper.fail(key, disk_error(key))
+            receipt = tier.write_block(key, n.to_bytes(4) * choose.randrange(1, 9000))
+            receipt.add_done_callback(
+                lambda r: events.append(("told" if r.error is None else "told of failure", r.key))
+            )
+        store.wrapper.forgive()
+        with suppress(kvio.StorageError):  # of blocks that newer ones took the place of
+            tier.barrier(timeout=LONG_S)
+        tier.retry_failed()
+        tier.barrier(timeout=LONG_S)
+
+    stored = dict.fromkeys((f"k{n}" for n in range(20)), False)
+    for event, key in events:
+        stored[key] |= event == "stored"
+        assert stored[key] or event != "told", key
+    assert store.wrapper.order("told")
+
+
+def test_a_receipt_looked_at_from_inside_the_store_is_not_done(
+    store: WrappedStore[Medium],
+) -> None:
+    """While the backend still has the bytes in hand, and until it has returned."""
+    with staged(store, drain_threads=1) as tier:
+        store.wrapper.hold("k")
+        old = tier.write_block("k", b"old")
+        store.wrapper.wait_for("begin", "k")
+        new = tier.write_block("k", b"new")
+        inside = [(r.done, r.level) for r in (old, new)]
+        store.wrapper.let_go()
+        new.wait(timeout=LONG_S)
+
+    assert inside == [(False, "accepted")] * 2
+
+
+def test_a_failed_drain_is_made_again(store: WrappedStore[Medium]) -> None:
+    """As often as asked, and the receipt knows nothing of it."""
+    with staged(store, retries=3) as tier:
+        store.wrapper.fail("k", disk_error(), times=3)
+        receipt = tier.write_block("k", b"data")
+
+        assert receipt.wait(timeout=LONG_S).level == "durable"
+        assert tier.stats().retries == 3
+        assert tier.stats().failures == 0
+    assert store.wrapper.order("begin") == ["k"] * 4
+
+
+def test_a_failure_is_final_after_the_retries(store: WrappedStore[Medium]) -> None:
+    """Not before, and the block stays readable."""
+    with staged(store, retries=2) as tier:
+        store.wrapper.fail("k", disk_error(), times=3)
+        receipt = tier.write_block("k", b"data")
+        with pytest.raises(kvio.StorageError):
+            receipt.wait(timeout=LONG_S)
+
+        assert store.wrapper.order("begin") == ["k"] * 3
+        assert bytes(tier.read_block("k")) == b"data"
+        assert tier.contains("k")
+        assert tier.failed == [receipt]
+        assert (tier.stats().failed_blocks, tier.stats().failed_bytes) == (1, 4)
+        assert tier.durable_sequence == 0
+
+
+def test_an_error_that_will_not_pass_is_not_retried(store: WrappedStore[Medium]) -> None:
+    """Only the medium's failures are worth another try."""
+    with staged(store, retries=3) as tier:
+        store.wrapper.fail("k", kvio.UnsupportedError("never"))
+        with pytest.raises(kvio.UnsupportedError):
+            tier.write_block("k", b"data").wait(timeout=LONG_S)
+
+    assert store.wrapper.order("begin") == ["k"]
+
+
+def test_failed_writes_can_be_driven_again(
+    tier: kvio.StagingTier, store: WrappedStore[Medium]
+) -> None:
+    """Their receipts are open again and end well; no barrier tells of what was mended."""
+    receipts = [fail(tier, store, key) for key in ("a", "b")]
+    again = tier.retry_failed()
+    tier.barrier("durable", timeout=LONG_S)
+
+    assert again == receipts
+    assert [r.level for r in receipts] == ["durable"] * 2
+    assert [r.error for r in receipts] == [None, None]
+    assert tier.failed == []
+    assert tier.durable_sequence == 2
+    assert store.wrapper.peek("a") == b"a" * 100
+
+
+def test_a_barrier_tells_of_every_failure_once(
+    tier: kvio.StagingTier, store: WrappedStore[Medium]
+) -> None:
+    """Of the first one's kind, naming every key, after all the others have ended."""
+    store.wrapper.fail("bad1", kvio.StorageFullError("full", errno=28))
+    store.wrapper.fail("bad2", disk_error("bad2"))
+    tier.write_block("bad1", b"data")
+    with pytest.raises(kvio.StorageFullError):
+        tier.barrier(timeout=LONG_S)
+    tier.write_block("bad2", b"data")
+    fail(tier, store, "bad3")
+    good = tier.write_block("good", b"data")
+    with pytest.raises(kvio.StorageError, match=r"'bad2', 'bad3'|'bad3', 'bad2'") as caught:
+        tier.barrier(timeout=LONG_S)
+
+    assert good.level == "durable"
+    assert "'bad1'" not in str(caught.value)
+    assert caught.value.errno == 5
+    tier.flush(timeout=LONG_S)
+
+
+def test_discarding_gives_up_one_failed_write(
+    tier: kvio.StagingTier, store: WrappedStore[Medium]
+) -> None:
+    """Its bytes go, the others stay; what has not failed cannot be discarded."""
+    bad, worse = fail(tier, store, "bad"), fail(tier, store, "worse")
+    good = tier.write_block("good", b"data")
+    good.wait(timeout=LONG_S)
+
+    assert tier.discard(bad)
+    assert not tier.discard(bad)
+    assert not tier.discard(good)
+    assert tier.failed == [worse]
+    assert not tier.contains("bad")
+    assert tier.durable_sequence == 1
+    with pytest.raises(kvio.StorageError, match=r"^1 staged.*'worse'"):
+        tier.barrier(timeout=LONG_S)
+
+
+def test_a_newer_write_takes_the_place_of_a_failed_one(
+    tier: kvio.StagingTier, store: WrappedStore[Medium]
+) -> None:
+    """The old failure is still told; once the newer is durable, so is all before it."""
+    old = fail(tier, store, "k")
+    tier.pause()
+    new = tier.write_block("k", b"newer")
+    before = tier.durable_sequence
+    tier.resume()
+    new.wait(timeout=LONG_S)
+
+    assert (before, tier.durable_sequence) == (0, 2)
+    assert (old.error is not None, tier.failed) == (True, [])
+    assert tier.stats().used_bytes == 0
+    with pytest.raises(kvio.StorageError, match="'k'"):
+        tier.barrier()
+
+
+def test_a_drain_that_fails_behind_a_newer_write_is_absorbed_by_it(
+    store: WrappedStore[Medium],
+) -> None:
+    """Instead of being made again: the newer one's end is its own."""
+    with staged(store, retries=3) as tier:
+        store.wrapper.hold("k")
+        store.wrapper.fail("k", disk_error())
+        old = tier.write_block("k", b"old")
+        store.wrapper.wait_for("begin", "k")
+        new = tier.write_block("k", b"newer")
+        store.wrapper.let_go()
+
+        assert new.wait(timeout=LONG_S) == old.wait(timeout=LONG_S)
+        assert old.absorbed
+    assert store.wrapper.order("begin") == ["k"] * 2
+
+
+def test_absorbed_receipts_share_the_failure(
+    tier: kvio.StagingTier, store: WrappedStore[Medium]
+) -> None:
+    """And its mending."""
+    tier.pause()
+    old = tier.write_block("k", b"old")
+    store.wrapper.fail("k", disk_error())
+    new = tier.write_block("k", b"new")
+    kept = tier.write_block("k", b"now", if_exists="keep")
+    tier.resume()
+    for receipt in (old, new, kept):
+        with pytest.raises(kvio.StorageError):
+            receipt.wait(timeout=LONG_S)
+    tier.retry_failed()
+
+    assert old.wait(timeout=LONG_S) == new.wait(timeout=LONG_S) == kept.wait(timeout=LONG_S)
+    assert tier.durable_sequence == 3
+
+
+def test_one_block_of_a_group_fails_alone(
+    tier: kvio.StagingTier, store: WrappedStore[Medium]
+) -> None:
+    """Small blocks go to the store together; each has its own end."""
+    tier.pause()
+    store.wrapper.fail("k3", disk_error("k3"))
+    receipts = [tier.write_block(f"k{n}", bytes([n]) * (n * 777)) for n in range(9)]
+    tier.resume()
+    with pytest.raises(kvio.StorageError, match="'k3'"):
+        tier.barrier(timeout=LONG_S)
+
+    assert [r.key for r in receipts if r.error is not None] == ["k3"]
+    for n in (*range(3), *range(4, 9)):
+        assert store.wrapper.peek(f"k{n}") == bytes([n]) * (n * 777)
+
+
+def test_drains_that_end_out_of_order_end_their_own_receipts(
+    store: WrappedStore[Medium],
+) -> None:
+    """The number up to which all is durable waits for the slowest."""
+    with staged(store, "8MiB", drain_threads=3) as tier:
+        keys = ["a", "b", "c"]
+        store.wrapper.hold(*keys)
+        receipts = [tier.write_block(key, bytes(600 * 1024)) for key in keys]
+        for key in keys:
+            store.wrapper.wait_for("begin", key)
+        seen = []
+        for receipt in reversed(receipts):
+            store.wrapper.let_go(receipt.key)
+            receipt.wait(timeout=LONG_S)
+            seen.append(([r.done for r in receipts], tier.durable_sequence))
+
+    assert seen == [
+        ([False, False, True], 0),
+        ([False, True, True], 0),
+        ([True, True, True], 3),
+    ]
+
+
+def test_closing_names_every_key_the_store_does_not_have(store: WrappedStore[Medium]) -> None:
+    """Failed or late; the tier stays open, so that they can be driven again."""
+    with staged(store, retries=0) as tier:
+        fail(tier, store, "failed")
+        store.wrapper.hold("late")
+        tier.write_block("late", b"data")
+        store.wrapper.wait_for("begin", "late")
+        tier.write_block("good", b"data").wait(timeout=LONG_S)
+        with pytest.raises(kvio.TierNotDrainedError) as late:
+            tier.close(timeout=0.1)
+        store.wrapper.let_go("late")
+        with pytest.raises(kvio.TierNotDrainedError) as failed:
+            tier.close(timeout=LONG_S)
+
+        assert sorted(late.value.keys) == ["failed", "late"]
+        assert failed.value.keys == ("failed",)
+        assert bytes(tier.read_block("failed")) == b"failed" * 100
+        tier.retry_failed()
+        tier.close(timeout=LONG_S)
+        assert store.wrapper.peek("failed") == b"failed" * 100
+
+
+def test_leaving_the_context_tells_of_failures(store: WrappedStore[Medium]) -> None:
+    """A with block does not end as if all was well."""
+    tier = kvio.stage(store, "1MiB", retries=0, drain_threads=1)
+    store.wrapper.fail("k", disk_error())
+    with pytest.raises(kvio.TierNotDrainedError), tier:
+        tier.write_block("k", b"data")
+    tier.discard(tier.failed[0])
+    tier.close()
+
+
+def test_closing_tells_of_a_lost_race(store: WrappedStore[Medium]) -> None:
+    """Nothing of it is staged, but nobody was told yet."""
+    tier = kvio.stage(store, "1MiB", drain_threads=1)
+    tier.pause()
+    tier.write_block("k", b"ours", if_exists="error")
+    store.write_block("k", b"theirs")
+    with pytest.raises(kvio.BlockExistsError, match="'k'"):
+        tier.close(timeout=LONG_S)
+    tier.close()
+
+
+def test_a_drain_that_hangs_is_given_up_and_made_again(store: WrappedStore[Medium]) -> None:
+    """Its bytes stay reserved until the call that hangs has ended: it may still look at them."""
+    with staged(store, 2 * PAGE, timeout=0.1, retries=3, drain_threads=1) as tier:
+        store.wrapper.hold("k")
+        receipt = tier.write_block("k", bytes(2 * PAGE))
+        store.wrapper.wait_for("begin", "k", 2)
+        stuck = store.stats().quarantined_threads
+        store.wrapper.let_go()
+        receipt.wait(timeout=LONG_S)
+
+        assert stuck >= 1
+        assert tier.write_block("next", bytes(2 * PAGE), timeout=LONG_S).wait(timeout=LONG_S)
+        assert tier.stats().used_bytes in (0, 2 * PAGE)
+
+
+def test_bytes_of_a_call_that_still_hangs_are_not_given_to_others(
+    store: WrappedStore[Medium],
+) -> None:
+    """The write went well the second time, and the first still holds a view of the memory."""
+    hung: list[Parts] = []
+    go = threading.Event()
+
+    def hang_once(_: str, parts: Parts) -> None:
+        hung.append(parts)
+        if len(hung) == 1:
+            assert go.wait(LONG_S)
+
+    store.wrapper.on_begin = hang_once
+    with staged(store, 2 * PAGE, timeout=0.2, when_full="raise", drain_threads=1) as tier:
+        receipt = tier.write_block("k", b"\1" * (2 * PAGE))
+        receipt.wait(timeout=LONG_S)
+        with pytest.raises(kvio.StorageFullError):
+            tier.write_block("other", b"\2" * (2 * PAGE))
+        view = bytes(hung[0][0])
+        go.set()
+
+        assert view == b"\1" * (2 * PAGE)
+        assert store.wrapper.peek("k") == b"\1" * (2 * PAGE)
+
+
+def test_old_blocks_stay_when_their_successor_fails(
+    tier: kvio.StagingTier, store: WrappedStore[Medium]
+) -> None:
+    """The future has the successor's error."""
+    tier.write_block("old", b"data").wait(timeout=LONG_S)
+    tier.pause()
+    store.wrapper.fail("new", disk_error("new"))
+    future = tier.replace_when_durable("old", tier.write_block("new", b"data"))
+    tier.resume()
+
+    assert isinstance(future.exception(LONG_S), kvio.StorageError)
+    assert tier.contains("old")
+    tier.pause()
+    future = tier.replace_when_durable("old", tier.write_block("gone", b"data"))
+    tier.delete_block("gone")
+    assert isinstance(future.exception(LONG_S), kvio.BlockNotFoundError)
+    assert tier.contains("old")
+
+
+def test_a_batch_of_reads_passes_the_stores_failures_on(tier: kvio.StagingTier) -> None:
+    """Staged blocks are read all the same."""
+    tier.pause()
+    tier.write_block("staged", b"data")
+    out = [bytearray(4), bytearray(4)]
+    results = tier.read_blocks_into([("missing", out[0]), ("staged", out[1])])
+
+    assert [r.status for r in results] == [BlockStatus.MISSING, BlockStatus.OK]
+    assert out[1] == b"data"
