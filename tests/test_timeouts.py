@@ -30,6 +30,19 @@ LONG_S = 60.0
 _FREEZE, _THAW = 0xC0045877, 0xC0045878  # FIFREEZE, FITHAW
 
 
+def test_a_listing_with_a_timeout_is_whole() -> None:
+    """Its pages join up, whatever their number, and the consumer's time does not count."""
+    store = kvio.open_store("memory")
+    keys = {f"k/{number:04d}" for number in range(600)}
+    store.write_blocks([(key, b"") for key in keys])
+
+    listing = store.list_keys("k/", timeout=LONG_S)
+
+    assert next(listing) in keys
+    assert len(set(listing)) == 599
+    assert list(store.list_keys("none", timeout=LONG_S)) == []
+
+
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kvio.Store]:
     """A store with one I/O thread whose calls can be held at a gate, opened at the end."""
@@ -118,6 +131,7 @@ def test_every_call_takes_a_timeout(store: kvio.Store) -> None:
         lambda: store.count_leading(["k"], timeout=SOON_S),
         lambda: store.delete_block("k", timeout=SOON_S),
         lambda: store.verify_block("k", timeout=SOON_S),
+        lambda: list(store.list_keys(timeout=SOON_S)),
         lambda: store.flush(timeout=SOON_S),
     ):
         with pytest.raises(late):

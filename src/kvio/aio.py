@@ -103,9 +103,11 @@ class AsyncStore:
         """Remove blocks; a result each."""
         return await _in_thread(self._store.delete_blocks, keys, timeout=timeout)
 
-    async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
+    async def list_keys(
+        self, prefix: str = "", *, timeout: float | None = None
+    ) -> AsyncIterator[str]:
         """Yield the keys that start with *prefix*, in no promised order."""
-        keys = self._store.list_keys(prefix)
+        keys = self._store.list_keys(prefix, timeout=timeout)
         while chunk := await _in_thread(_take, keys):
             for key in chunk:
                 yield key

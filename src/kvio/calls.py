@@ -13,18 +13,23 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kvio.errors import ConfigError, StorageTimeoutError, StoreClosedError
 from kvio.executor import Executor, Job
 from kvio.types import Cancellation, GiB
 
 T = TypeVar("T")
+
+#: Steps that go to an I/O thread together: there and back costs as much as they do.
+_STEP: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,10 @@ class Settings:
             raise ConfigError("max_queued_bytes must be at least 1")
         if self.timeout is not None and not self.timeout > 0:
             raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
+
+
+def _listed(items: Iterator[T], _: Cancellation | None) -> list[T]:
+    return list(items)
 
 
 class Pending:
@@ -165,6 +174,24 @@ class Calls:
         )
         result: T = self.wait(pending, deadline)
         return result
+
+    def each(self, items: Iterator[T], *, timeout: float | None, describe: str) -> Iterator[T]:
+        """Yield from an iterator whose steps are calls; their time, not the consumer's, is limited.
+
+        Raises:
+            StorageTimeoutError: they took longer, all in all.
+        """
+        left = self.limit(timeout)
+        while True:
+            begun = time.monotonic()
+            step = _STEP if left is not None else 1
+            page = islice(items, step)
+            some: list[T] = self.run(partial(_listed, page), timeout=left, describe=describe)
+            if left is not None:
+                left = max(0.0, left - (time.monotonic() - begun))
+            yield from some
+            if len(some) < step:
+                return
 
     def start(
         self,

@@ -274,18 +274,14 @@ class Store:
         count = partial(self._backend.count_leading, wanted)
         return self._calls.run(lambda c: count(cancel=c), timeout=timeout, describe="the lookup")
 
-    def list_keys(self, prefix: str = "") -> Iterator[str]:
+    def list_keys(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[str]:
         """Yield the keys that start with *prefix*, in no promised order.
 
-        Keys written or deleted meanwhile may or may not be seen.
+        Keys written or deleted meanwhile may or may not be seen. The timeout is for all of them;
+        what the consumer does in between does not count.
         """
         keys = self._backend.list_keys(prefix)
-        while True:
-            with self._calls:
-                key = next(keys, None)
-            if key is None:
-                return
-            yield key
+        yield from self._calls.each(keys, timeout=timeout, describe="the listing")
 
     def verify_block(self, key: str, *, timeout: float | None = None) -> BlockResult:
         """Check a stored block to its last byte without returning any of it."""

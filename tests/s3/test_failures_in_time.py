@@ -41,6 +41,7 @@ CALLS: Final[Mapping[str, Callable[[kvio.Store, str, bytearray], object]]] = {
     "count": lambda s, k, _: s.count_leading([k, f"{k}2"], timeout=WAIT),
     "verify": lambda s, k, _: s.verify_block(k, timeout=WAIT),
     "delete": lambda s, k, _: s.delete_block(k, timeout=WAIT),
+    "list": lambda s, k, _: list(s.list_keys(k.rpartition("/")[0], timeout=WAIT)),
     "submit-write": lambda s, k, _: s.submit_write(k, SMALL, timeout=WAIT).result(LONG_S),
     "submit-read": lambda s, k, out: s.submit_read_into(k, out, timeout=WAIT).result(LONG_S),
     "writes": lambda s, k, _: _batch(s.write_blocks([(k, SMALL), (f"{k}2", SMALL)], timeout=WAIT)),
@@ -53,7 +54,7 @@ CALLS: Final[Mapping[str, Callable[[kvio.Store, str, bytearray], object]]] = {
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_verb_obeys_its_timeout(library: str, word: str, faulty: FaultyServer) -> None:
     """Each ends by StorageTimeoutError, and memory that was given back is never written."""
-    fetching = ("read-into", "read", "read-range", "stat", "contains", "verify", "reads")
+    fetching = ("read-into", "read", "read-range", "stat", "contains", "verify", "reads", "list")
     names = [name for name in CALLS if word == "hang" or name in fetching]
     buffers = {name: bytearray(len(SMALL)) for name in names}
     for name in names:
