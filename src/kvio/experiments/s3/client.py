@@ -1,7 +1,7 @@
 """One load in a process of its own: ``python -m kvio.experiments.s3.client``, an order on stdin.
 
-After the order it connects, makes one small call a thread so that every connection is open, and
-says ``ready`` before each operation; the next line on stdin starts the clock. What it read is
+After the order it connects, makes some small calls so that every connection is open, some of each
+operation, and says ``ready`` before each; the next line on stdin starts the clock. What it read is
 compared when the clock has stopped.
 """
 
@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import IO, Final
 
@@ -32,6 +33,8 @@ from kvio.experiments.s3.order import (
 )
 
 _WARM_UP: Final = b"warm" * 64
+#: At least, before each operation: a function's first calls take several times the others' time.
+_WARM_CALLS: Final = 16
 
 
 def main() -> int:
@@ -74,9 +77,22 @@ class _Load:
         self._keys: list[str] = []
 
     def warm_up(self) -> None:
-        """Open a connection a thread."""
-        names = [f"{self._order.prefix}-warm/{index:04d}" for index in range(self._order.threads)]
-        _start([partial(self._caller.put, name, _WARM_UP) for name in names])()
+        """Open a connection a thread, and let the interpreter see the calls it will make."""
+
+        def put(index: int) -> None:
+            self._caller.put(f"{self._order.prefix}-warm/{index:04d}", _WARM_UP)
+
+        self._warm(put, max(self._order.threads, _WARM_CALLS))
+
+    def _warm(self, call: Callable[[int], object], count: int) -> None:
+        threads = self._order.threads
+
+        def some(first: int) -> None:
+            for index in range(first, count, threads):
+                with suppress(CorruptBlockError):  # it will be told when it counts
+                    call(index)
+
+        _start([partial(some, first) for first in range(threads)])()
 
     def prepare(self, operation: str) -> None:
         """Have keys, memory and whatever the contender makes ahead."""
@@ -91,6 +107,14 @@ class _Load:
             nbytes = order.nbytes if operation == GET else order.extent[1]
             self._outs = [bytearray(b"\xa5" * nbytes) for _ in self._keys]
         self._caller.prepare(operation, list(dict.fromkeys(self._keys)))
+        if operation != PUT:
+            self._warm_reads(operation)
+
+    def _warm_reads(self, operation: str) -> None:
+        count = min(len(self._keys), max(self._order.threads, _WARM_CALLS))
+        self._warm(self._call(operation), count)
+        for out in self._outs[:count]:
+            out[:] = b"\xa5" * len(out)
 
     def run(self, operation: str) -> Window:
         """Make the calls; the clock runs from here to the end of the last."""
