@@ -6,6 +6,8 @@ import gc
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -175,3 +177,24 @@ def test_without_a_limit_calls_are_made_where_they_are(
         assert (bytes(out), list(store.list_keys())) == (b"3456", ["a/b"])
         names = {thread.name for thread in threads() - before}
     assert "kvio-io" not in names
+
+
+def test_a_program_ends_after_the_calls_that_it_gave_up() -> None:
+    """Native code must not come back while Python is taken down: the end waits for it, a little."""
+    program = """
+import sys, threading
+from kvio.s3.companions import Companions
+from kvio.s3.conditions import Refused
+
+def slow():
+    threading.Event().wait(0.3)
+    print("back", flush=True)
+
+try:
+    Companions(0.01).make(slow)
+except Refused:
+    print("given up", flush=True)
+"""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=True)
+    assert ended.stdout.split("\n")[:2] == ["given up", "back"]

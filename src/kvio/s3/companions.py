@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -14,6 +16,10 @@ T = TypeVar("T")
 
 #: What the threads are called.
 THREAD_NAME: Final = "kvio-io"
+#: Native code that comes back while Python is being taken down ends the process by SIGABRT (before
+#: CPython 3.14), so calls that were given up may end for so long before.
+_LAST_WAIT_S: Final = 2.0
+_left_behind: Final[set[threading.Thread]] = set()
 
 
 class _Companion:
@@ -25,7 +31,8 @@ class _Companion:
         self._made.acquire()
         self._result: Any = None
         self._error: BaseException | None = None
-        threading.Thread(target=self._work, name=THREAD_NAME, daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
+        self._thread.start()
 
     def make(self, call: Callable[[], Any], timeout_s: float) -> bool:
         """Have a call made; False: it was not in time, and this thread is to be left alone."""
@@ -47,6 +54,11 @@ class _Companion:
         """Let the thread end, after the call that it is in."""
         self._calls.put(None)
 
+    def leave(self) -> None:
+        """Give up the call that the thread is in, and the thread with it."""
+        _left_behind.add(self._thread)
+        self.end()
+
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             try:
@@ -55,6 +67,7 @@ class _Companion:
                 self._error = exc
             del call  # it holds the caller's memory
             self._made.release()
+        _left_behind.discard(self._thread)
 
 
 class Companions:
@@ -84,7 +97,7 @@ class Companions:
             in_time = companion.make(call, self._timeout_s)
         finally:
             if not in_time:
-                companion.end()
+                companion.leave()
         if not in_time:
             raise Refused(Condition.TIMEOUT, f"no end after {self._timeout_s:g} s")
         try:
@@ -103,3 +116,12 @@ class Companions:
                 self._idle.pop().end()
             except IndexError:
                 return
+
+
+def _wait_for_those_left() -> None:
+    deadline = time.monotonic() + _LAST_WAIT_S
+    for thread in tuple(_left_behind):
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+atexit.register(_wait_for_those_left)
