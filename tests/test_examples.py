@@ -194,3 +194,58 @@ def test_pieces_of_a_block_lie_in_the_layers_own_memory(kv_cache: Any) -> None:
     assert all(np.shares_memory(piece, layer) for piece, layer in zip(pieces, cache, strict=True))
     assert all(piece.flags.c_contiguous for piece in pieces)
     assert sum(piece.nbytes for piece in pieces) == SHAPES["gpt-oss-120b"].block_nbytes()
+
+
+@pytest.fixture
+def training() -> Any:
+    pytest.importorskip("torch", reason="torch is not installed")
+    return _load("async_checkpoint")
+
+
+_SMALL = ["--steps", "2", "--every", "1", "--width", "16", "--layers", "1", "--capacity", "4MiB"]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_training_is_checkpointed_in_every_way(
+    training: Any, real_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last checkpoint of each way is the state at the end of training, and nothing is left."""
+    assert training.main(["--root", str(real_disk), *_SMALL]) == 0
+    table = capsys.readouterr().out
+    assert table.count("identical") == len(training.WAYS)
+    assert list(real_disk.iterdir()) == []
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_state_with_one_wrong_bit_is_not_called_identical(
+    training: Any,
+    real_disk: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exit status 1 and a visible word, for the way that loads it."""
+    load = training.TierFile.load
+
+    def wrong(self: Any, step: int, like: Any) -> Any:
+        state = load(self, step, like)
+        name = next(name for name in state if name.startswith("optimizer.exp_avg"))
+        state[name].view(-1).numpy().view(np.uint8)[0] ^= 1
+        return state
+
+    monkeypatch.setattr(training.TierFile, "load", wrong)
+
+    assert training.main(["--root", str(real_disk), *_SMALL]) == 1
+    assert capsys.readouterr().out.count("DIFFERENT") == 1
+
+
+@pytest.mark.torch
+def test_training_without_a_place_to_save_is_one_line(
+    training: Any, real_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user's mistake ends in exit status 2 and a sentence that names the path."""
+    assert training.main(["--root", str(real_disk / "absent")]) == 2
+    said = capsys.readouterr().err
+    assert "absent" in said
+    assert said.count("\n") == 1

@@ -74,6 +74,7 @@ EXCEPTIONS = {
     ("experiments.page_cache", "_native"): "no public call looks at the page cache",
     ("experiments.lanes", "policies"): "a store of one mode is made by a calibration",
     ("experiments.lanes", "tuning"): "and the calibrated one by tuning",
+    ("cli.staging", "wrappers"): "a daemon is a program; its clients use kvio.stage",
     ("experiments.backends", "url"): "sizes on the command line are read as in URLs",
 }
 #: Libraries beside the standard one, and where alone they may be imported.
@@ -92,7 +93,7 @@ LIBRARIES = {
     "obstore": {"backends.s3_obstore", "experiments.peers", "experiments.s3.libraries"},
     "s3dlio": {"backends.s3_s3dlio", "experiments.s3.libraries"},
     "s3torchconnectorclient": {"backends.s3_torch", "experiments.s3.libraries"},
-    "mpi4py": {"experiments.s3.ranks"},
+    "mpi4py": {"experiments.s3.ranks", "experiments.staging.fleet"},
     "safetensors": {"experiments.peers"},
     "tensorstore": {"experiments.peers"},
     "torch": {"connectors.torch_dcp", "experiments.engines", "wrappers.staging"},

@@ -44,7 +44,15 @@ from kvio.types import (
 )
 
 if TYPE_CHECKING:
-    from kvio.wrappers.staging import StagedReceipt, StagedResult, StagingTier, TierStats, stage
+    from kvio.wrappers.staging import (
+        StagedFile,
+        StagedReader,
+        StagedReceipt,
+        StagedResult,
+        StagingTier,
+        TierStats,
+        stage,
+    )
 
 __all__ = [
     "AccessDeniedError",
@@ -68,6 +76,8 @@ __all__ = [
     "MiB",
     "MissingDependencyError",
     "Receipt",
+    "StagedFile",
+    "StagedReader",
     "StagedReceipt",
     "StagedResult",
     "StagingTier",
@@ -90,7 +100,17 @@ __all__ = [
 __version__ = "0.1.0"
 
 #: Imported when first asked for: a quarter of the time `import kvio` would take.
-_STAGING = frozenset({"StagedReceipt", "StagedResult", "StagingTier", "TierStats", "stage"})
+_STAGING = frozenset(
+    {
+        "StagedFile",
+        "StagedReader",
+        "StagedReceipt",
+        "StagedResult",
+        "StagingTier",
+        "TierStats",
+        "stage",
+    }
+)
 
 
 def __getattr__(name: str) -> object:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 import kvio
-from kvio.cli import blocks, checks, experiments, media
+from kvio.cli import blocks, checks, experiments, media, staging
 from kvio.cli.output import INTERRUPTED, complain, forget_stdout, guarded
 
 _EPILOG: Final = """\b
@@ -71,7 +71,12 @@ def _register(commands: Sequence[tuple[str, Callable[..., None], str]]) -> None:
         app.command(name, epilog=f"\b\nExamples:\n{epilog}")(guarded(command))
 
 
-_register((*media.COMMANDS, *blocks.COMMANDS, *checks.COMMANDS, *experiments.COMMANDS))
+_register(
+    (
+        *(*media.COMMANDS, *blocks.COMMANDS, *checks.COMMANDS),
+        *(*experiments.COMMANDS, *staging.COMMANDS),
+    )
+)
 app.add_typer(experiments.experiment, name="experiment")
 
 

@@ -70,13 +70,9 @@ def tmpfile(
     """
     from kvio.experiments import tmpfile as this
 
-    try:
-        counts = [int(one) for one in threads.split(",")]
-    except ValueError:
-        raise ConfigError(f"--threads {threads}: not numbers joined by commas") from None
     status = this.run(
         _limits(root, results, budget, max_bytes, rounds),
-        threads=counts,
+        threads=_counts("--threads", threads),
         file_bytes=None if file_bytes is None else parse_size(file_bytes),
         syncs=_names(syncs) or (),
         contenders=_names(contenders, between=";"),
@@ -154,6 +150,45 @@ def offload(
     _leave(status)
 
 
+def staging(
+    root: Root = Path(),
+    results: Results = None,
+    budget: Budget = "3m",
+    max_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="A checkpoint of all ranks; their tiers hold it.")
+    ] = "128MiB",
+    rounds: Rounds = 15,
+    ranks: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Processes at once; default: 1,8,16."),
+    ] = None,
+    sizes: Annotated[
+        str, typer.Option(metavar="SIZE,...", help="Block sizes, multiples of 4 KiB.")
+    ] = "1MiB,8MiB",
+    drain_threads: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Of each tier, and of what it is held against.")
+    ] = 2,
+    checksum: Annotated[bool, typer.Option(help="Sum kvio's blocks (CRC32C).")] = True,
+    contenders: Names = None,
+) -> None:
+    """Checkpoints of many ranks: into the staging tier, the page cache, the disk; memcpy.
+
+    Under mpirun (with mpi4py, all ranks on one machine) its ranks are the processes. Exit status 1:
+    a byte differed, or a rank died.
+    """
+    from kvio.experiments.staging import experiment as this
+
+    status = this.run(
+        _limits(root, results, budget, max_bytes, rounds),
+        ranks=None if ranks is None else _counts("--ranks", ranks),
+        sizes=[parse_size(one) for one in sizes.split(",")],
+        contenders=_names(contenders),
+        drain_threads=drain_threads,
+        checksum=checksum,
+    )
+    _leave(status)
+
+
 def media(
     root: Root = Path(),
     results: Results = None,
@@ -215,6 +250,13 @@ def _limits(root: Path, results: Path | None, budget: str, max_bytes: str, round
     )
 
 
+def _counts(option: str, text: str) -> list[int]:
+    try:
+        return [int(one) for one in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} {text}: not numbers joined by commas") from None
+
+
 def _names(text: str | None, *, between: str = ",") -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(between)]
 
@@ -243,6 +285,14 @@ _EXPERIMENTS: Final = (
         offload,
         "  kvio experiment kv-offload --root /mnt/kv\n"
         "  kvio experiment kv-offload --models all --threads 64 --max-bytes 8GiB --budget 10m",
+    ),
+    (
+        "staging",
+        staging,
+        "  kvio experiment staging --root /mnt/kv\n"
+        "  kvio experiment staging --root /mnt/kv --ranks 8,16 --sizes 64MiB --max-bytes 2GiB\n"
+        "  kvio experiment staging --contenders 'memcpy,tier direct,posix-direct' --budget 30s\n"
+        "  mpirun -n 16 kvio experiment staging --root /mnt/kv",
     ),
     (
         "media",

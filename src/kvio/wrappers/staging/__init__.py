@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from kvio.store import Store
 from kvio.url import parse_size
+from kvio.wrappers.staging.file_reads import StagedReader
+from kvio.wrappers.staging.files import StagedFile
 from kvio.wrappers.staging.options import DrainFrom, TierOptions
 from kvio.wrappers.staging.receipts import StagedReceipt
 from kvio.wrappers.staging.results import StagedResult
@@ -11,7 +15,15 @@ from kvio.wrappers.staging.stats import TierStats
 from kvio.wrappers.staging.tier import StagingTier
 from kvio.wrappers.staging.writing import WhenFull
 
-__all__ = ["StagedReceipt", "StagedResult", "StagingTier", "TierStats", "stage"]
+__all__ = [
+    "StagedFile",
+    "StagedReader",
+    "StagedReceipt",
+    "StagedResult",
+    "StagingTier",
+    "TierStats",
+    "stage",
+]
 
 
 def stage(
@@ -24,6 +36,7 @@ def stage(
     when_full: WhenFull = "block",
     drain_from: DrainFrom = "accept",
     drain_threads: int | None = None,
+    drain_nice: int = 10,
     retries: int = 3,
     checksum: bool = True,
     timeout: float | None = None,
@@ -31,6 +44,8 @@ def stage(
     huge_pages: bool = True,
     numa_node: int | None = None,
     populate: bool = False,
+    spool: str | os.PathLike[str] | None = None,
+    daemon: str | None = None,
 ) -> StagingTier:
     """Put staging memory in front of a store: writes return when their bytes are copied.
 
@@ -45,6 +60,8 @@ def stage(
         drain_from: drain at once, or only from ``high_water`` on and when somebody waits, so that
             more overwrites absorb each other.
         drain_threads: how many writes of the store run at once; default: its I/O threads.
+        drain_nice: how much lower the priority of these threads is (nice, 0 to 19), so that writers
+            and whatever else the program does go first.
         retries: how often a failed drain is made again before its write has failed for good.
         checksum: sum the bytes (CRC32C) as they are copied.
         timeout: seconds for every call and drain that is given none; None waits for ever.
@@ -52,17 +69,24 @@ def stage(
         huge_pages: ask for huge pages of host memory.
         numa_node: where host memory lies; None leaves it to the system.
         populate: get all of host memory now, not with the first write to each page.
+        spool: a directory on disk, where open files go that the tier has no room for; without one
+            they fail with `StorageFullError`.
+        daemon: the socket of a ``kvio stage-daemon`` for the same store: its memory is used, and
+            what was accepted is stored even if this process is killed. Of the other options only
+            *when_full*, *timeout* and *close_store* are this client's; the rest are the daemon's.
 
     Raises:
-        ConfigError: an option cannot be as it is.
+        ConfigError: an option cannot be as it is, or the daemon stores elsewhere.
+        AccessDeniedError: the daemon is another user's.
         UnsupportedError, MissingDependencyError: no such memory on this machine.
-        StorageError: there is not so much memory left.
+        StorageError: there is not so much memory left, or no daemon listens.
     """
     from kvio.wrappers.staging.memory import open_memory  # late: not every user stages
 
     threads = store.io_threads if drain_threads is None else drain_threads
     options = TierOptions(
         drain_threads=threads,
+        drain_nice=drain_nice,
         high_water=high_water,
         low_water=low_water,
         when_full=when_full,
@@ -71,7 +95,12 @@ def stage(
         checksum=checksum,
         timeout=timeout,
         close_store=close_store,
+        spool=None if spool is None else os.fspath(spool),
     )
+    if daemon is not None:
+        from kvio.wrappers.staging.daemon.client import connect
+
+        return connect(store, daemon, options)
     staging = open_memory(
         memory,
         parse_size(capacity),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from kvio.buffers import PAGE_BYTES
 from kvio.errors import ConfigError
@@ -110,10 +110,6 @@ def pages_of(nbytes: int) -> int:
     return -(-nbytes // PAGE_BYTES)
 
 
-#: Enough for a run of 2^62 pages.
-_CLASSES: Final = 63
-
-
 class _Runs:
     """A set of pages, as maximal runs: by start, by end, and by size class in order of address.
 
@@ -126,7 +122,7 @@ class _Runs:
         self.pages = 0
         self._pages_at: dict[int, int] = {}
         self._start_before: dict[int, int] = {}
-        self._classes: list[list[int]] = [[] for _ in range(_CLASSES)]
+        self._classes: dict[int, list[int]] = {}
 
     def add(self, start: int, pages: int) -> None:
         """Add a run that is not in the set, joining its neighbours."""
@@ -183,25 +179,37 @@ class _Runs:
 
         Of the class that begins below *wanted* only the first is tried: a look is cheap.
         """
-        own = self._classes[wanted.bit_length()]
-        found = [runs[0] for runs in self._classes[wanted.bit_length() + 1 :] if runs]
-        if own and self._pages_at[own[0]] >= wanted:
-            found.append(own[0])
+        size = wanted.bit_length()
+        found = [
+            starts[0]
+            for bits, starts in self._classes.items()
+            if bits > size or (bits == size and self._pages_at[starts[0]] >= wanted)
+        ]
         return min(found, default=None)
 
     def _largest(self) -> int:
-        highest = next(runs for runs in reversed(self._classes) if runs)
-        return max(highest, key=self._pages_at.__getitem__)
+        return max(self._classes[max(self._classes)], key=self._pages_at.__getitem__)
 
     def _cut_front(self, start: int, pages: int) -> None:
-        run = self._remove(start)
-        if run > pages:
-            self._insert(start + pages, run - pages)
+        run = self._pages_at[start]
+        rest, same = run - pages, run.bit_length()
+        if rest.bit_length() != same:
+            self._remove(start)
+            if rest:
+                self._insert(start + pages, rest)
+            return
+        # The order of its class is kept: the next run lies above.
+        del self._pages_at[start]
+        self._pages_at[start + pages] = rest
+        self._start_before[start + run] = start + pages
+        starts = self._classes[same]
+        starts[bisect_left(starts, start)] = start + pages
+        self.pages -= pages
 
     def _insert(self, start: int, pages: int) -> None:
         self._pages_at[start] = pages
         self._start_before[start + pages] = start
-        insort(self._classes[pages.bit_length()], start)
+        insort(self._classes.setdefault(pages.bit_length(), []), start)
         self.pages += pages
 
     def _remove(self, start: int) -> int:
@@ -209,5 +217,7 @@ class _Runs:
         del self._start_before[start + pages]
         starts = self._classes[pages.bit_length()]
         del starts[bisect_left(starts, start)]
+        if not starts:
+            del self._classes[pages.bit_length()]
         self.pages -= pages
         return pages

@@ -131,7 +131,12 @@ class HostMemory:
         Raises:
             StoreClosedError: the memory was closed.
         """
-        cut = cut_spans(spans, start, total_bytes(out))
+        room = total_bytes(out)
+        if len(spans) == 1:  # the most of them
+            offset, nbytes = spans[0]
+            cut = [Span(offset + start, max(0, min(nbytes - start, room)))]
+        else:
+            cut = cut_spans(spans, start, room)
         _native.copy_parts(out, self.views(cut), checksum=False)
         return sum(span.nbytes for span in cut)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -20,6 +21,7 @@ class TierOptions:
     """
 
     drain_threads: int
+    drain_nice: int = 10
     high_water: float = 0.9
     low_water: float = 0.7
     when_full: WhenFull = "block"
@@ -28,6 +30,7 @@ class TierOptions:
     checksum: bool = True
     timeout: float | None = None
     close_store: bool = False
+    spool: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.low_water <= self.high_water <= 1:
@@ -37,10 +40,14 @@ class TierOptions:
         _check_word("drain_from", self.drain_from, get_args(DrainFrom))
         if self.drain_threads < 1:
             raise ConfigError(f"drain_threads must be at least 1, not {self.drain_threads}")
+        if not 0 <= self.drain_nice <= 19:
+            raise ConfigError(f"drain_nice must be 0 to 19, not {self.drain_nice}")
         if self.retries < 0:
             raise ConfigError(f"retries must be at least 0, not {self.retries}")
         if self.timeout is not None and not self.timeout > 0:
             raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
+        if self.spool is not None and not os.path.isdir(self.spool):
+            raise ConfigError(f"spool={self.spool!r} is no directory")
 
 
 def _check_word(name: str, given: str, words: tuple[str, ...]) -> None:

@@ -21,6 +21,8 @@ def flat_parts(data: Data) -> list[Part]:
         TypeError: an item is neither a buffer nor a tensor.
         BlockSizeError: an item is not contiguous.
     """
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return list(as_parts(data))
     items = data if isinstance(data, (list, tuple)) else (data,)
     if not any(map(on_device, items)):
         return list(as_parts(data))

@@ -5,11 +5,37 @@ from __future__ import annotations
 from concurrent.futures import Future
 from functools import partial
 
-from kvio.errors import ConfigError, CorruptBlockError, KvioError, UnsupportedError
+from kvio.errors import (
+    ConfigError,
+    CorruptBlockError,
+    KvioError,
+    StorageTimeoutError,
+    UnsupportedError,
+)
 from kvio.types import Level, Receipt
+from kvio.wrappers.staging import failures
+from kvio.wrappers.staging.ledger import Ledger
+from kvio.wrappers.staging.progress import deadline_of, left
 from kvio.wrappers.staging.reading import StagedReads
 from kvio.wrappers.staging.receipts import StagedReceipt
 from kvio.wrappers.staging.writing import StagedWrites
+
+
+def barrier(ledger: Ledger, level: Level | str | None, *, timeout: float | None) -> None:
+    """Wait for every write so far; see `StagingTier.barrier`."""
+    ledger.gate.check_fork()
+    if ledger.gate.check_level(level) is Level.ACCEPTED:
+        return
+    deadline, progress = deadline_of(timeout), ledger.progress
+    with ledger.lock:
+        goal = progress.sequence
+        ledger.work.notify_all()
+        reached = progress.wait(goal, lambda: progress.passed(goal), left(deadline))
+        failed, ledger.unreported = ledger.unreported, []
+    if failed:
+        raise failures.combine(failed)
+    if not reached:
+        raise StorageTimeoutError(f"{progress.unsettled} staged block(s) not stored in time")
 
 
 def verify(reads: StagedReads, receipt: StagedReceipt, *, timeout: float | None) -> None:

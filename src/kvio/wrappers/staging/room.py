@@ -15,6 +15,7 @@ class Verdict(Enum):
     """Why a writer that waited for room gets none."""
 
     TOO_LARGE = "larger than the tier"
+    HELD = "open files are in the way"
     HOPELESS = "what is in the way will not go by itself"
 
 
@@ -34,6 +35,7 @@ class Room:
 
     Attributes:
         stuck_bytes: bytes of failed blocks, which stay until somebody decides.
+        open_bytes: bytes that open files hold, which stay until their owners close them.
         debt_bytes: what is still to leave use, as soon as it is free.
         released: pages out of use that the memory has not given back to the system yet.
     """
@@ -44,6 +46,7 @@ class Room:
         self._queue: deque[Ticket] = deque()
         self._held: list[Sequence[Span]] = []
         self.stuck_bytes = 0
+        self.open_bytes = 0
         self.debt_bytes = 0
         self.released: list[Span] = []
 
@@ -83,6 +86,22 @@ class Room:
         What a call that hangs may still look at does not count: the call may end.
         """
         return whole_pages(nbytes) > self.capacity_bytes - self.stuck_bytes
+
+    def crowded(self, nbytes: int) -> bool:
+        """Tell whether so many bytes fit only after somebody closes a file.
+
+        Whoever waits may be the one who should, so nobody waits for that.
+        """
+        return whole_pages(nbytes) > self.capacity_bytes - self.stuck_bytes - self.open_bytes
+
+    def hold(self, nbytes: int) -> None:
+        """Note that an open file holds bytes; those who wait for them are told."""
+        self.open_bytes += whole_pages(nbytes)
+        self.admit()
+
+    def unhold(self, nbytes: int) -> None:
+        """Note that an open file holds bytes no more."""
+        self.open_bytes -= whole_pages(nbytes)
 
     def queue(self, nbytes: int) -> Ticket:
         """Take a place in the queue; the answer may be there at once."""
@@ -144,6 +163,8 @@ class Room:
                 self._tell(spans)
             elif self.hopeless(ticket.nbytes):
                 self._tell(Verdict.HOPELESS)
+            elif self.crowded(ticket.nbytes):
+                self._tell(Verdict.HELD)
             else:
                 return
 

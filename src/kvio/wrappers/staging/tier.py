@@ -5,26 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Never, Self
+from typing import TYPE_CHECKING, Literal, Never, Self, overload
 
 from kvio import forks
 from kvio.buffers import Data
-from kvio.errors import (
-    StorageTimeoutError,
-    UnsupportedError,
-)
+from kvio.errors import ConfigError, UnsupportedError
 from kvio.store import Store
-from kvio.types import (
-    BlockResult,
-    BlockStat,
-    IfExists,
-    Level,
-    check_if_exists,
-    check_key,
-)
+from kvio.types import BlockResult, BlockStat, IfExists, Level, check_if_exists, check_key
 from kvio.wrappers.staging import failures, promises
 from kvio.wrappers.staging.draining import Drains
 from kvio.wrappers.staging.extents import Extents
+from kvio.wrappers.staging.file_reads import StagedReader, open_block
+from kvio.wrappers.staging.file_room import FileRoom
+from kvio.wrappers.staging.files import StagedFile
 from kvio.wrappers.staging.ledger import Ledger
 from kvio.wrappers.staging.options import TierOptions
 from kvio.wrappers.staging.progress import deadline_of, left
@@ -55,12 +48,8 @@ class StagingTier:
         self._memory = memory
         self._options = options
         self._gate = Gate(Level(str(store.url.options.get("durability") or "visible")))
-        self._ledger = Ledger(
-            self._gate,
-            Extents(memory.capacity_bytes),
-            retries=options.retries,
-            release=memory.release,
-        )
+        extents = Extents(memory.capacity_bytes)
+        self._ledger = Ledger(self._gate, extents, retries=options.retries, release=memory.release)
         self._drains = Drains(
             self._ledger,
             store,
@@ -70,12 +59,14 @@ class StagingTier:
             high_water=options.high_water,
             low_water=options.low_water,
             timeout=options.timeout,
+            nice=options.drain_nice,
         )
         self._gate.ask = self._drains.ask
         self._reads = StagedReads(self._ledger, memory, store)
         self._writes = StagedWrites(
             self._ledger, memory, store, when_full=options.when_full, checksum=options.checksum
         )
+        self._files = FileRoom(self._ledger, memory, store, self._writes, options)
         self._close_lock = threading.Lock()
         self._closed = False
         forks.watch(self)
@@ -108,8 +99,7 @@ class StagingTier:
         check_if_exists(if_exists)
         self._gate.check_fork()
         self._drains.start()
-        limit = self._limit(timeout)
-        return self._writes.write(key, data, if_exists=if_exists, timeout=limit)
+        return self._writes.write(key, data, if_exists=if_exists, timeout=self._limit(timeout))
 
     def write_blocks(
         self,
@@ -138,6 +128,39 @@ class StagingTier:
         self._check_open()
         return self._writes.delete(key, timeout=self._limit(timeout))
 
+    # Files
+
+    @overload
+    def open(
+        self,
+        key: str,
+        mode: Literal["wb"],
+        *,
+        if_exists: IfExists = ...,
+        timeout: float | None = ...,
+    ) -> StagedFile: ...
+    @overload
+    def open(
+        self, key: str, mode: Literal["rb"], *, timeout: float | None = ...
+    ) -> StagedReader: ...
+    def open(
+        self, key: str, mode: str, *, if_exists: IfExists = "replace", timeout: float | None = None
+    ) -> StagedFile | StagedReader:
+        """Open a block like a binary file: ``wb`` is published at close, ``rb`` can seek.
+
+        *timeout* bounds every call of the file.
+        """
+        if mode not in ("wb", "rb"):
+            raise ConfigError(f"mode must be 'wb' or 'rb', not {mode!r}")
+        check_key(key)
+        check_if_exists(if_exists)
+        self._check_open()
+        self._drains.start()
+        limit = self._limit(timeout)
+        if mode == "rb":
+            return open_block(self._files, key, timeout=limit)
+        return StagedFile(self._files, key, if_exists=if_exists, timeout=limit)
+
     # Reading
 
     def read_block_into(
@@ -152,13 +175,9 @@ class StagingTier:
     ) -> int:
         """Read a block as `Store.read_block_into` does, staged bytes first."""
         self._check_open()
+        limit = self._limit(timeout)
         return self._reads.read_into(
-            key,
-            out,
-            offset=offset,
-            nbytes=nbytes,
-            timeout=self._limit(timeout),
-            consistency=consistency,
+            key, out, offset=offset, nbytes=nbytes, timeout=limit, consistency=consistency
         )
 
     def read_block(
@@ -172,12 +191,9 @@ class StagingTier:
     ) -> memoryview:
         """Read a block as `Store.read_block` does, staged bytes first."""
         self._check_open()
+        limit = self._limit(timeout)
         return self._reads.read(
-            key,
-            offset=offset,
-            nbytes=nbytes,
-            timeout=self._limit(timeout),
-            consistency=consistency,
+            key, offset=offset, nbytes=nbytes, timeout=limit, consistency=consistency
         )
 
     def read_blocks_into(
@@ -229,20 +245,7 @@ class StagingTier:
             KvioError: writes failed for good that no barrier has told yet: of the first one's
                 kind, naming every key.
         """
-        self._gate.check_fork()
-        if self._gate.check_level(level) is Level.ACCEPTED:
-            return
-        deadline = deadline_of(timeout)
-        ledger, progress = self._ledger, self._ledger.progress
-        with ledger.lock:
-            goal = progress.sequence
-            ledger.work.notify_all()
-            reached = progress.wait(goal, lambda: progress.passed(goal), left(deadline))
-            failed, ledger.unreported = ledger.unreported, []
-        if failed:
-            raise failures.combine(failed)
-        if not reached:
-            raise StorageTimeoutError(f"{progress.unsettled} staged block(s) not stored in time")
+        promises.barrier(self._ledger, level, timeout=timeout)
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until every write accepted so far is stored; raises as `barrier`."""
@@ -364,6 +367,7 @@ class StagingTier:
 
     def _end(self, deadline: float | None) -> None:
         self._drains.end(deadline)
+        self._files.end()
         self._ledger.deliver()
         self._memory.close()
         self._closed = True

@@ -27,7 +27,7 @@ from kvio.wrappers.staging.pieces import flat_parts
 from kvio.wrappers.staging.progress import deadline_of, left
 from kvio.wrappers.staging.receipts import StagedReceipt
 from kvio.wrappers.staging.results import StagedResult
-from kvio.wrappers.staging.room import Ticket, Verdict
+from kvio.wrappers.staging.room import Verdict
 
 if TYPE_CHECKING:
     from kvio.wrappers.staging.memory import StagingMemory
@@ -61,7 +61,7 @@ class StagedWrites:
         parts = flat_parts(data)
         nbytes = buffers.total_bytes(parts)
         if if_exists == "error":
-            self._look(key, deadline)
+            self.look(key, deadline)
         with ledger.lock:
             ledger.check_open_locked()
             answer = ledger.answer_locked(key, nbytes, if_exists)
@@ -98,7 +98,7 @@ class StagedWrites:
                 results.append(StagedResult(key, BlockStatus.OK, receipt.nbytes, None, receipt))
         return results
 
-    def _look(self, key: str, deadline: float | None) -> None:
+    def look(self, key: str, deadline: float | None) -> None:
         """Refuse a key that the store has; what it has in pieces, its drain will judge."""
         try:
             self._store.stat_block(key, timeout=left(deadline))
@@ -116,12 +116,33 @@ class StagedWrites:
             return spans
         if self._when_full == "raise":
             raise self._full(nbytes, "it is full")
+        answer = self._wait_locked(nbytes, deadline)
+        if answer is Verdict.HOPELESS:
+            raise self._full(nbytes, "blocks that failed are in the way")
+        return None if isinstance(answer, Verdict) else answer
+
+    def take_for_file(self, nbytes: int, deadline: float | None) -> Sequence[Span] | None:
+        """Give room to an open file, which holds it until `Room.unhold`; None: it must do without.
+
+        Waits, where that is the rule, for what drains will free, but never for another file: each
+        of the two might wait for the other's room and keep its own.
+        """
+        ledger, room = self._ledger, self._ledger.room
+        ledger.gate.check_fork()
+        with ledger.lock:
+            ledger.check_open_locked()
+            answer: Sequence[Span] | Verdict | None = room.take(nbytes)
+            if answer is None and self._when_full == "block":
+                answer = self._wait_locked(nbytes, deadline)
+            if answer is None or isinstance(answer, Verdict):
+                return None
+            room.hold(nbytes)
+            return answer
+
+    def _wait_locked(self, nbytes: int, deadline: float | None) -> Sequence[Span] | Verdict:
+        room = self._ledger.room
         ticket = room.queue(nbytes)
         self._ledger.work.notify_all()
-        return self._wait_locked(ticket, deadline)
-
-    def _wait_locked(self, ticket: Ticket, deadline: float | None) -> Sequence[Span] | None:
-        room = self._ledger.room
         try:
             ticket.turn.wait_for(lambda: ticket.answer is not None, left(deadline))
         except BaseException:  # an interrupt: nobody will use what comes
@@ -130,17 +151,11 @@ class StagedWrites:
         if self._ledger.closing:
             room.give_up(ticket)
             raise StoreClosedError("the staging tier closed before there was room")
-        match ticket.answer:
-            case None:
-                room.give_up(ticket)
-                text = f"no room for {ticket.nbytes} bytes in the staging tier in time"
-                raise StorageTimeoutError(text, errno=errno.ETIMEDOUT)
-            case Verdict.TOO_LARGE:
-                return None
-            case Verdict.HOPELESS:
-                raise self._full(ticket.nbytes, "blocks that failed are in the way")
-            case spans:
-                return spans
+        if ticket.answer is None:
+            room.give_up(ticket)
+            text = f"no room for {nbytes} bytes in the staging tier in time"
+            raise StorageTimeoutError(text, errno=errno.ETIMEDOUT)
+        return ticket.answer
 
     def _full(self, nbytes: int, why: str) -> StorageFullError:
         failed = [entry.key for entry in self._ledger.failed.values()]

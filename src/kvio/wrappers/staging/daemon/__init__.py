@@ -1,0 +1,1 @@
+"""The drain daemon: staging memory that outlives the processes that write to it."""

@@ -1,0 +1,189 @@
+"""What a client was promised: open receipts, how they ended, and what if the daemon is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import Final
+
+from kvio.errors import BlockExistsError, BlockNotFoundError, TierNotDrainedError
+from kvio.types import Receipt
+from kvio.wrappers.staging import failures
+from kvio.wrappers.staging.daemon.faults import error_of
+from kvio.wrappers.staging.daemon.messages import Failed, Stored
+from kvio.wrappers.staging.receipts import Ending, Gate, OpenReceipt, StagedReceipt, resolve
+from kvio.wrappers.staging.watermark import Watermark
+
+#: An event is never so much later than an answer, unless a newer write took the old one along.
+_HEAR_S: Final = 1.0
+
+
+class Book:
+    """The receipts of one client, by the numbers of their writes.
+
+    Attributes:
+        gate: shared with the receipts; its lock guards all of this.
+        last: the highest number so far.
+        lost: why no more will be heard, or None.
+        hearing: the thread that calls `end` and `lose`.
+    """
+
+    def __init__(self, gate: Gate, path: str) -> None:
+        self.gate = gate
+        self.last = 0
+        self.lost: TierNotDrainedError | None = None
+        self.hearing: threading.Thread | None = None
+        self._path = path
+        self._moved = threading.Condition(gate.lock)
+        self._open: dict[int, OpenReceipt] = {}
+        self._numbers = Watermark()
+        self._failed: dict[int, OpenReceipt] = {}
+        self._unreported: dict[int, OpenReceipt] = {}
+        self._early: dict[int, Stored | Failed] = {}
+
+    def accept(self, key: str, nbytes: int, *, checksum: int | None, sequence: int) -> OpenReceipt:
+        """Note a write that the daemon took; how it ended may be known already."""
+        receipt = OpenReceipt(self.gate, key, nbytes=nbytes, checksum=checksum, sequence=sequence)
+        with self.gate.lock:
+            self.last = max(self.last, sequence)
+            early = self._early.pop(sequence, None)
+            endings: list[Ending] = []
+            if early is not None:
+                endings = self._end_locked(receipt, early)
+            elif self.lost is not None:
+                self._unreported[sequence] = receipt
+                endings = receipt.settle(None, self.lost)
+            else:
+                self._open[sequence] = receipt
+                self._numbers.add(sequence)
+        resolve(endings)
+        return receipt
+
+    def wrote_through(self, stored: Receipt, sequence: int) -> OpenReceipt:
+        """Note a write that went past the tier and is complete."""
+        receipt = OpenReceipt(
+            self.gate,
+            stored.key,
+            nbytes=stored.nbytes,
+            checksum=stored.checksum,
+            sequence=sequence,
+        )
+        with self.gate.lock:
+            self.last = max(self.last, sequence)
+            receipt.settle(stored, None)
+        return receipt
+
+    def end(self, event: Stored | Failed) -> None:
+        """Note how a write ended."""
+        with self.gate.lock:
+            number = event.sequence
+            receipt = self._open.pop(number, None) or self._failed.pop(number, None)
+            if receipt is None:
+                self._early[number] = event  # the daemon is faster than the call that wrote
+                return
+            self._unreported.pop(number, None)
+            self._numbers.discard(number)
+            endings = self._end_locked(receipt, event)
+            self._moved.notify_all()
+        resolve(endings)
+
+    def _end_locked(self, receipt: OpenReceipt, event: Stored | Failed) -> list[Ending]:
+        if event.absorbed:
+            receipt.note_absorbed()
+        if isinstance(event, Stored):
+            stored = Receipt(
+                receipt.key,
+                event.nbytes,
+                event.checksum,
+                event.level,
+                event.mode,
+                event.reason,
+                event.existed,
+            )
+            return receipt.settle(stored, None)
+        error = error_of(event.failure)
+        if isinstance(error, BlockNotFoundError):  # it was deleted: nobody minds
+            return receipt.settle(None, error)
+        self._unreported[receipt.sequence] = receipt
+        if not isinstance(error, BlockExistsError):  # it lost a race, and is not staged any more
+            self._failed[receipt.sequence] = receipt
+        return receipt.settle(None, error)
+
+    def reopen(self, receipts: Collection[OpenReceipt]) -> None:
+        """Note that failed writes are driven again."""
+        with self.gate.lock:
+            for receipt in receipts:
+                number = receipt.sequence
+                if self._failed.pop(number, None) is not None:
+                    self._unreported.pop(number, None)
+                    receipt.reopen()
+                    self._open[number] = receipt
+                    self._numbers.add(number)
+
+    def forget(self, number: int) -> None:
+        """Note that a failed write was given up."""
+        with self.gate.lock:
+            self._failed.pop(number, None)
+            self._unreported.pop(number, None)
+
+    def failed(self, standing: Collection[int]) -> list[OpenReceipt]:
+        """Give the failed writes whose bytes are staged, of which those are that the daemon names.
+
+        The others were made good by newer writes, or given up.
+        """
+        with self.gate.lock:
+            for number in self._failed.keys() - set(standing):
+                del self._failed[number]
+            return list(self._failed.values())
+
+    def lose(self) -> None:
+        """Note that the daemon is gone: what is open has failed, all under one error."""
+        with self.gate.lock:
+            keys = list(dict.fromkeys(receipt.key for receipt in self._open.values()))
+            named = f": {failures.name_keys(keys)}" if keys else ""
+            text = f"the drain daemon at {self._path} is gone; what may not be stored{named}"
+            self.lost = TierNotDrainedError(
+                text if keys else f"the drain daemon at {self._path} is gone", keys=tuple(keys)
+            )
+            endings = []
+            for number, receipt in self._open.items():
+                endings += receipt.settle(None, self.lost)
+                self._unreported[number] = receipt
+                self._numbers.discard(number)
+            self._open.clear()
+            self._failed.clear()
+            self._moved.notify_all()
+        resolve(endings)
+
+    def wait(self, goal: int, timeout: float | None) -> bool:
+        """Wait until no write up to a number is open; False if it was not in time."""
+        with self.gate.lock:
+            return self._moved.wait_for(lambda: self._numbers.passed(goal), timeout)
+
+    def open_numbers(self, key: str) -> set[int]:
+        """Give the numbers of the open writes of a key."""
+        with self.gate.lock:
+            return {n for n, receipt in self._open.items() if receipt.key == key}
+
+    def wait_ended(self, numbers: Collection[int]) -> None:
+        """Wait to hear of writes that have ended: events come later than answers.
+
+        Not on the thread that hears, where a callback may delete: it would wait for itself.
+        """
+        if threading.current_thread() is self.hearing:
+            return
+        with self.gate.lock:
+            self._moved.wait_for(lambda: not any(n in self._open for n in numbers), _HEAR_S)
+
+    def take_unreported(self) -> list[StagedReceipt]:
+        """Give the failures that nobody was told of, once."""
+        with self.gate.lock:
+            told = list(self._unreported.values())
+            self._unreported.clear()
+            return list(told)
+
+    def unstored_keys(self) -> list[str]:
+        """Name what the store does not have: open or failed."""
+        with self.gate.lock:
+            left = [*self._open.values(), *self._failed.values()]
+            return list(dict.fromkeys(receipt.key for receipt in left))

@@ -1,0 +1,253 @@
+"""A staging tier whose memory is a daemon's: what was accepted outlives the process that wrote."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from typing import cast
+
+from kvio import forks
+from kvio.errors import (
+    KvioError,
+    StorageError,
+    StorageTimeoutError,
+    StoreClosedError,
+    UnsupportedError,
+)
+from kvio.store import Store
+from kvio.types import Level
+from kvio.wrappers.staging import failures
+from kvio.wrappers.staging.daemon import messages as say
+from kvio.wrappers.staging.daemon.book import Book
+from kvio.wrappers.staging.daemon.fields import ProtocolError
+from kvio.wrappers.staging.daemon.files import DaemonFiles
+from kvio.wrappers.staging.daemon.lines import Lines
+from kvio.wrappers.staging.daemon.naming import name_of
+from kvio.wrappers.staging.daemon.remote import DaemonReads, DaemonWrites
+from kvio.wrappers.staging.daemon.sockets import receive
+from kvio.wrappers.staging.draining import Drains
+from kvio.wrappers.staging.host import HostMemory
+from kvio.wrappers.staging.options import TierOptions
+from kvio.wrappers.staging.progress import deadline_of, left
+from kvio.wrappers.staging.receipts import Gate, OpenReceipt, StagedReceipt
+from kvio.wrappers.staging.stats import TierStats
+from kvio.wrappers.staging.tier import StagingTier
+
+
+class DaemonDrains(Drains):
+    """Drains that are the daemon's."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+
+    def start(self) -> None:
+        """They run."""
+
+    def pause(self) -> None:
+        """Begin nothing new for any client, until `resume` or the end of this one."""
+        self._lines.ask(say.Hold(on=True))
+
+    def resume(self) -> None:
+        """Go on, unless another client paused too."""
+        self._lines.ask(say.Hold(on=False))
+
+    def ask(self, sequence: int) -> None:
+        """Tell that somebody waits; a daemon that is gone told so already."""
+        if not self._lines.welcome.eager:
+            with suppress(StorageError, StoreClosedError):
+                self._lines.tell(say.Ask(sequence))
+
+
+class DaemonTier(StagingTier):
+    """A tier in the memory of a drain daemon, shared with its other clients.
+
+    Verbs and promises are those of `StagingTier`, and a write that was accepted is stored even if
+    this process is killed. Sequence numbers, `durable_sequence`, `stats`, `pause`, `shrink` and
+    `grow` are the daemon's, for all its clients; `barrier`, `failed` and `close` are about the
+    writes of this one. If the daemon is killed, receipts that are open fail with
+    `TierNotDrainedError`, whose ``.keys`` names them all.
+    """
+
+    def __init__(self, store: Store, path: str, options: TierOptions) -> None:
+        self._store = store
+        self._options = options
+        self._lines = Lines(path, name_of(store.url))
+        welcome = self._lines.welcome
+        try:
+            memory = HostMemory(welcome.capacity_bytes, fd=self._lines.fd)
+        except BaseException:
+            self._lines.close()
+            self._lines.events.close()
+            raise
+        finally:
+            os.close(self._lines.fd)
+        self._memory = memory
+        self._gate = Gate(welcome.level)
+        self._book = Book(self._gate, self._lines.path)
+        self._drains = DaemonDrains(self._lines)
+        self._gate.ask = self._drains.ask
+        reads = DaemonReads(self._lines, self._book, memory, store)
+        writes = DaemonWrites(self._lines, self._book, memory, store, when_full=options.when_full)
+        self._files = DaemonFiles(self._lines, self._gate, memory, store, reads, writes, options)
+        self._reads, self._writes = reads, writes
+        self._close_lock = threading.Lock()
+        self._closed = False
+        self._durable_sequence = 0
+        self._listening = threading.Thread(target=self._listen, name="kvio-events", daemon=True)
+        self._book.hearing = self._listening
+        self._listening.start()
+        forks.watch(self)
+
+    def _listen(self) -> None:
+        """Hear how writes end, until the daemon or this tier does."""
+        with self._lines.events as events:
+            try:
+                while (event := receive(events)) is not None:
+                    if not isinstance(event, say.Stored | say.Failed):
+                        raise ProtocolError(f"{type(event).__name__} is no event")
+                    self._book.end(event)
+            except OSError:
+                pass  # said below
+            self._book.lose()
+
+    # Promises
+
+    def barrier(self, level: Level | str | None = None, *, timeout: float | None = None) -> None:
+        """Wait as `StagingTier.barrier` does, for the writes of this client."""
+        self._gate.check_fork()
+        if self._gate.check_level(level) is Level.ACCEPTED:
+            return
+        goal = self._book.last
+        self._drains.ask(goal)
+        reached = self._book.wait(goal, timeout)
+        failed = self._book.take_unreported()
+        if failed:
+            raise failures.combine(failed)
+        if not reached:
+            raise StorageTimeoutError("staged block(s) not stored in time")
+
+    @property
+    def durable_sequence(self) -> int:
+        """The number up to which every write of any client is stored; it never falls."""
+        self._gate.check_fork()
+        with suppress(StorageError):  # a daemon that is gone stores no more
+            self._durable_sequence = max(self._durable_sequence, self.stats().durable_sequence)
+        return self._durable_sequence
+
+    @property
+    def failed(self) -> list[StagedReceipt]:
+        """The writes of this client that failed for good and whose bytes are still staged."""
+        self._gate.check_fork()
+        return [] if self._closed else [one for one in self._standing() if not one.absorbed]
+
+    def _standing(self) -> list[OpenReceipt]:
+        numbers: list[int] = []
+        more = True
+        while more:
+            after = numbers[-1] if numbers else 0
+            page = cast("say.Sequences", self._lines.ask(say.Standing(after)))
+            numbers += page.sequences
+            more = page.more
+        return self._book.failed(numbers)
+
+    def retry_failed(self) -> list[StagedReceipt]:
+        """Drive every failed write of the daemon again; those of this client are returned."""
+        self._check_open()
+        again = self._standing()
+        self._book.reopen(again)
+        self._lines.ask(say.Retry())
+        return [one for one in again if not one.absorbed]
+
+    def discard(self, receipt: StagedReceipt) -> bool:
+        """Give up a failed write of this client and its bytes."""
+        self._gate.check_fork()
+        answer = cast("say.Done", self._lines.ask(say.Discard(receipt.sequence)))
+        if answer.value:
+            self._book.forget(receipt.sequence)
+        return bool(answer.value)
+
+    # The tier itself
+
+    def shrink(self, nbytes: int) -> int:
+        """Give the daemon's memory back to the system; how many bytes left at once."""
+        self._check_open()
+        return cast("say.Done", self._lines.ask(say.Resize(-nbytes))).value
+
+    def grow(self, nbytes: int) -> int:
+        """Take back into use what `shrink` gave away; how many bytes."""
+        self._check_open()
+        return cast("say.Done", self._lines.ask(say.Resize(nbytes))).value if nbytes else 0
+
+    def stats(self) -> TierStats:
+        """Count what the daemon did, and what it holds now."""
+        self._gate.check_fork()
+        return cast("say.StatsAre", self._lines.ask(say.Stats())).stats
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Wait until every write of this client is stored, then close; one that cannot stays open.
+
+        Raises:
+            TierNotDrainedError: blocks failed, or were still on their way after *timeout* seconds,
+                or the daemon is gone (the tier is closed then); ``.keys`` names them.
+            KvioError: writes that no barrier has told of were lost to another writer; the tier is
+                closed.
+        """
+        if self._gate.forked:
+            return
+        deadline = deadline_of(timeout)
+        with self._close_lock:
+            if not self._closed:
+                self._finish(deadline)
+                self._end(deadline)
+
+    def _finish(self, deadline: float | None) -> None:
+        goal = self._book.last
+        with suppress(KvioError):  # a daemon that is gone: its receipts have failed
+            self._drains.resume()
+            self._drains.ask(goal)
+        reached = self._book.wait(goal, left(deadline))
+        if self._book.lost is None:
+            with suppress(StorageError):
+                self._standing()
+        keys = self._book.unstored_keys()
+        if keys and self._book.lost is None:
+            self._book.take_unreported()
+            raise failures.not_drained(keys, "failed" if reached else "the time was up")
+
+    def _end(self, deadline: float | None) -> None:
+        self._files.end()
+        self._lines.close()
+        if self._listening is not threading.current_thread():
+            self._listening.join(left(deadline))
+        self._memory.close()
+        self._closed = True
+        forks.forget(self)
+        if self._options.close_store:
+            self._store.close(timeout=left(deadline))
+        lost = self._book.take_unreported()
+        if lost:
+            raise failures.combine(lost)
+
+    def _check_open(self) -> None:
+        self._gate.check_fork()
+        if self._closed:
+            raise StoreClosedError("the staging tier is closed")
+
+    def _after_fork(self) -> None:
+        self._gate.forked = True
+        self._lines.abandon()
+
+
+def connect(store: Store, path: str, options: TierOptions) -> DaemonTier:
+    """Stage in the memory of the daemon that listens at *path*, for the same store.
+
+    Raises:
+        ConfigError: the daemon stores elsewhere, or with other options.
+        AccessDeniedError: it is another user's.
+        UnsupportedError: other processes do not see the store.
+        StorageError: nobody listens there.
+    """
+    if not store.capabilities.shared:
+        raise UnsupportedError(f"a drain daemon does not see a {store.url.scheme} store")
+    return DaemonTier(store, path, options)

@@ -1,0 +1,62 @@
+"""Errors on their way from the daemon to a client: of their kind, with what they name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvio import errors
+from kvio.errors import BlockError, KvioError, StorageError, TierNotDrainedError
+from kvio.types import is_key
+from kvio.wrappers.staging.daemon.fields import ProtocolError
+from kvio.wrappers.staging.daemon.messages import MAX_KEYS, Failure
+
+#: The number of a kind is its place; new ones go to the end.
+_KINDS: Final[tuple[type[KvioError], ...]] = (
+    errors.StorageError,
+    errors.StorageFullError,
+    errors.AccessDeniedError,
+    errors.TransientStorageError,
+    errors.StorageTimeoutError,
+    errors.TierNotDrainedError,
+    errors.BlockError,
+    errors.InvalidKeyError,
+    errors.BlockNotFoundError,
+    errors.BlockExistsError,
+    errors.BlockSizeError,
+    errors.CorruptBlockError,
+    errors.ConfigError,
+    errors.UnsupportedError,
+    errors.StoreClosedError,
+)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Write an error; one of a kind that clients do not know becomes the next general one."""
+    kind = next((k for k in type(error).__mro__ if k in _KINDS), StorageError)
+    key = getattr(error, "key", None)
+    number = getattr(error, "errno", None)
+    return Failure(
+        _KINDS.index(kind),
+        number if isinstance(number, int) else None,
+        str(error) if isinstance(error, KvioError) else f"{type(error).__name__}: {error}",
+        key if isinstance(key, str) and is_key(key) else None,
+        tuple(getattr(error, "keys", ()))[: MAX_KEYS // 2],
+    )
+
+
+def error_of(failure: Failure) -> KvioError:
+    """Make the error that a client raises.
+
+    Raises:
+        ProtocolError: there is no such kind.
+    """
+    if failure.kind >= len(_KINDS):
+        raise ProtocolError(f"there is no error {failure.kind}")
+    kind = _KINDS[failure.kind]
+    if issubclass(kind, TierNotDrainedError):
+        return kind(failure.text, keys=failure.keys)
+    if issubclass(kind, StorageError):
+        return kind(failure.text, errno=failure.errno, key=failure.key)
+    if issubclass(kind, BlockError):
+        return kind(failure.text, key=failure.key)
+    return kind(failure.text)

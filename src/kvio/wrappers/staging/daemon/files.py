@@ -1,0 +1,99 @@
+"""Open files of a client: written in memory of its own, read where the daemon keeps the block."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import cast
+
+from kvio.buffers import PAGE_BYTES
+from kvio.errors import BlockExistsError, storage_error
+from kvio.store import Store
+from kvio.types import Parts
+from kvio.wrappers.staging.daemon import messages as say
+from kvio.wrappers.staging.daemon.lines import Lines
+from kvio.wrappers.staging.daemon.remote import DaemonReads, DaemonWrites
+from kvio.wrappers.staging.extents import Extents, Span
+from kvio.wrappers.staging.file_room import FileRoom
+from kvio.wrappers.staging.host import HostMemory
+from kvio.wrappers.staging.ledger import Ledger
+from kvio.wrappers.staging.options import TierOptions
+from kvio.wrappers.staging.pending import Entry
+from kvio.wrappers.staging.receipts import Gate
+from kvio.wrappers.staging.spool import Spool
+
+
+class _MemorySpool(Spool):
+    """A file without a name in memory of our own, and of our own process alone."""
+
+    def __init__(self, key: str, gate: Gate) -> None:
+        self._key = key
+        self._gate = gate
+        try:
+            fd = os.memfd_create("kvio-file", os.MFD_CLOEXEC)
+        except OSError as exc:
+            raise storage_error(exc.errno or 0, "make a file in memory", key=key) from exc
+        self._file = open(fd, "w+b", buffering=0)  # noqa: SIM115
+
+    def write(self, parts: Parts, at: int) -> None:
+        """Write parts one after the other; a forked child would write to its parent's file."""
+        self._gate.check_fork()
+        super().write(parts, at)
+
+
+class DaemonFiles(FileRoom):
+    """Files that take room of the daemon's when they are closed, all at once.
+
+    Until then their bytes are in ``spool=`` or, without one, in memory of this process: room that
+    a client holds for as long as it likes would be what others lack.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        gate: Gate,
+        memory: HostMemory,
+        store: Store,
+        reads: DaemonReads,
+        writes: DaemonWrites,
+        options: TierOptions,
+    ) -> None:
+        nothing = Ledger(gate, Extents(PAGE_BYTES), retries=0, release=_never)
+        super().__init__(nothing, memory, store, writes, options)
+        self._lines = lines
+        self._staged = reads
+        self._gate = gate
+        self._pins: dict[Entry, ExitStack] = {}
+
+    def check_free(self, key: str, deadline: float | None) -> None:
+        """Refuse a key that is staged or stored with `BlockExistsError`."""
+        self.writes.look(key, deadline)
+        if cast("say.Keys", self._lines.ask(say.Present((key,)))).keys:
+            raise BlockExistsError(f"block {key!r} exists: it is staged", key=key)
+
+    def open_spool(self, key: str) -> Spool:
+        """Make a file to gather bytes in."""
+        if self._directory is None:
+            return _MemorySpool(key, self._gate)
+        return super().open_spool(key)
+
+    def pin(self, key: str) -> Entry | None:
+        """Keep a staged block where it is until `unpin`; a connection is busy for so long."""
+        stack = ExitStack()
+        entry = stack.enter_context(self._staged.pinned(key, lasting=True))
+        if entry is None:
+            stack.close()
+        else:
+            self._pins[entry] = stack
+        return entry
+
+    def unpin(self, entry: Entry) -> None:
+        """Let go of a block."""
+        stack = self._pins.pop(entry)
+        if not self._gate.forked:  # else the pin is the parent's
+            stack.close()
+
+
+def _never(_spans: Sequence[Span]) -> None:
+    """Have nothing to give back."""

@@ -1,0 +1,152 @@
+"""Blocks of a tier and its store that are read like files."""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvio.errors import BlockSizeError, TransientStorageError
+from kvio.store import Store
+from kvio.types import BlockStat, KiB, MiB
+from kvio.wrappers.staging.file_room import FileRoom
+from kvio.wrappers.staging.pending import Entry
+
+#: What a small read takes at once: from memory little, from a store what a request is worth.
+_STAGED_BYTES: Final = 128 * KiB
+_STORED_BYTES: Final = 1 * MiB
+
+
+class StagedReader(io.BufferedReader):
+    """A block that is read like a binary file; made by `StagingTier.open`.
+
+    It reads the block that stood under the key when it was opened. A staged one keeps its room
+    until the reader is closed. A stored one is read in ranges, of which the store checks the
+    trailer alone; when it was replaced since, the next read that asks the store fails.
+
+    Attributes:
+        key: the block's.
+        nbytes: its length.
+    """
+
+    raw: _Block
+
+    def __init__(self, raw: _Block, buffer_bytes: int) -> None:
+        super().__init__(raw, buffer_size=buffer_bytes)
+        self.key = raw.name
+        self.nbytes = raw.nbytes
+
+    def __del__(self) -> None:
+        """Leave it to the block: `io.IOBase` would close, with a lock that this thread may have."""
+
+
+class _Block(io.RawIOBase):
+    """A block with a position; `drop` is `close` for destructors."""
+
+    mode = "rb"
+
+    def __init__(
+        self,
+        key: str,
+        nbytes: int,
+        fetch: Callable[[memoryview, int], object],
+        *,
+        release: Callable[[], None] | None = None,
+        later: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = key
+        self.nbytes = nbytes
+        self._fetch = fetch
+        self._release = release
+        self._later = later
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, out: Any, /) -> int:
+        view = memoryview(out).cast("B")
+        n = max(0, min(len(view), self.nbytes - self._at))
+        if n:
+            self._fetch(view[:n], self._at)
+        self._at += n
+        return n
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        at = offset + (0, self._at, self.nbytes)[whence]
+        if at < 0:
+            raise ValueError(f"negative seek position {at}")
+        self._at = at
+        return at
+
+    def close(self) -> None:
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+        super().close()
+
+    def drop(self) -> None:
+        release, self._release = self._release, None
+        if release is not None and self._later is not None:
+            self._later(release)
+
+    def __del__(self) -> None:
+        self.drop()
+
+
+def open_block(room: FileRoom, key: str, *, timeout: float | None) -> StagedReader:
+    """Open the block that reads see now; raises as `Store.stat_block`."""
+    room.start()
+    entry = room.pin(key)
+    if entry is not None:
+        return StagedReader(_staged(room, entry), _STAGED_BYTES)
+    stat = room.store.stat_block(key, timeout=timeout)
+    stored = _Stored(room.store, stat, timeout)
+    return StagedReader(_Block(key, stat.nbytes, stored.fetch), _STORED_BYTES)
+
+
+def _staged(room: FileRoom, entry: Entry) -> _Block:
+    return _Block(
+        entry.key,
+        entry.nbytes,
+        lambda view, at: room.memory.fetch(entry.spans, [view], at),
+        release=lambda: room.unpin(entry),
+        later=room.later,
+    )
+
+
+class _Stored:
+    """Range reads of one block of a store, which must stay the same."""
+
+    def __init__(self, store: Store, stat: BlockStat, timeout: float | None) -> None:
+        self._store = store
+        self._stat = stat
+        self._timeout = timeout
+
+    def fetch(self, view: memoryview, at: int) -> None:
+        """Fill *view*, or say that the block is another by now."""
+        key, wanted = self._stat.key, len(view)
+        store, limit = self._store, self._timeout
+        try:
+            got = store.read_block_into(key, view, offset=at, nbytes=wanted, timeout=limit)
+        except BlockSizeError:
+            got = 0
+        if got < wanted or not self._same(store.stat_block(key, timeout=limit)):
+            text = f"block {key!r} was replaced while it was being read"
+            raise TransientStorageError(text, errno=errno.ESTALE, key=key)
+
+    def _same(self, now: BlockStat) -> bool:
+        then = self._stat
+        if now.nbytes != then.nbytes:
+            return False
+        if now.checksum is not None and then.checksum is not None:
+            return now.checksum == then.checksum
+        return now.mtime_ns == then.mtime_ns

@@ -1,0 +1,84 @@
+"""The rules of a tier are tested on a daemon's client by the same tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import kvio
+from kvio.testing.fakes import WrappedStore
+from kvio.types import Capabilities
+from kvio.wrappers.staging.daemon.client import DaemonTier
+from kvio.wrappers.staging.daemon.lines import Lines
+from kvio.wrappers.staging.daemon.naming import name_of
+from kvio.wrappers.staging.daemon.server import StageDaemon
+from tests.staging import (
+    test_files,
+    test_files_reading,
+    test_tier,
+    test_tier_failures,
+    test_tier_full,
+    test_tier_promises,
+)
+from tests.staging.daemon import daemons
+from tests.staging.daemon.daemons import client_of, serving
+from tests.staging.medium import Medium, open_medium
+
+
+def _shared(medium: Medium) -> Capabilities:
+    return dataclasses.replace(medium.inner.capabilities, shared=True)
+
+
+@pytest.fixture(autouse=True)
+def by_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tests of tiers stage by a daemon, over a medium that claims to be seen by all."""
+    monkeypatch.setattr(Medium, "capabilities", property(_shared))
+    for module in (
+        *(test_files, test_files_reading),
+        *(test_tier, test_tier_failures, test_tier_full, test_tier_promises),
+    ):
+        monkeypatch.setattr(module, "staged", daemons.staged)
+
+
+@pytest.fixture
+def store() -> Iterator[WrappedStore[Medium]]:
+    """A store whose writes can be held."""
+    with open_medium(level="durable") as store:
+        yield store
+        store.wrapper.let_go()
+
+
+@pytest.fixture
+def daemon(store: WrappedStore[Medium]) -> Iterator[StageDaemon]:
+    """A daemon of 16 pages that gives up at the first failure."""
+    with serving(store, 16 * 4096, retries=0) as daemon:
+        yield daemon
+        store.wrapper.let_go()
+
+
+@pytest.fixture
+def tier(store: WrappedStore[Medium], daemon: StageDaemon) -> Iterator[DaemonTier]:
+    """A client."""
+    with client_of(store, daemon) as tier:
+        yield tier
+        store.wrapper.let_go()
+
+
+@pytest.fixture
+def other(store: WrappedStore[Medium], daemon: StageDaemon) -> Iterator[DaemonTier]:
+    """Another client of the same daemon."""
+    with client_of(store, daemon) as tier:
+        yield tier
+
+
+@pytest.fixture
+def lines(daemon: StageDaemon, store: kvio.Store) -> Iterator[Lines]:
+    """Connections of a client that asks what it likes."""
+    lines = Lines(daemon.path, name_of(store.url))
+    os.close(lines.fd)
+    yield lines
+    lines.close()
+    lines.events.close()

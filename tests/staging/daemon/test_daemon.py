@@ -1,0 +1,216 @@
+"""A daemon and its clients: what they share, what is given back, and what is never believed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+import kvio
+from kvio.testing.fakes import WrappedStore
+from kvio.wrappers.staging.daemon import messages as say
+from kvio.wrappers.staging.daemon.client import DaemonTier
+from kvio.wrappers.staging.daemon.lines import Lines
+from kvio.wrappers.staging.daemon.naming import name_of
+from kvio.wrappers.staging.daemon.server import StageDaemon
+from kvio.wrappers.staging.daemon.sockets import connect, receive, send
+from tests.staging.daemon.daemons import client_of, serving
+from tests.staging.medium import LONG_S, Medium, disk_error
+
+PAGE = 4096
+
+
+# Several clients
+
+
+def test_clients_see_and_absorb_each_others_writes(tier: DaemonTier, other: DaemonTier) -> None:
+    """One tier for all: the newest bytes of a key are read, and its older receipt ends with it."""
+    tier.pause()
+    first = tier.write_block("k", b"first")
+    seen = bytes(other.read_block("k"))
+    second = other.write_block("k", b"second")
+    tier.resume()
+
+    assert seen == b"first"
+    assert bytes(tier.read_block("k")) == b"second"
+    assert first.wait(timeout=LONG_S) == second.wait(timeout=LONG_S)
+    assert (first.absorbed, second.absorbed) == (True, False)
+
+
+def test_a_client_is_told_of_its_own_failures_alone(
+    tier: DaemonTier, other: DaemonTier, store: WrappedStore[Medium]
+) -> None:
+    """The other's barrier passes, and it has nothing to retry or to discard."""
+    store.wrapper.fail("bad", disk_error("bad"))
+    bad = tier.write_block("bad", b"data")
+    other.write_block("good", b"data")
+    other.barrier(timeout=LONG_S)
+    with pytest.raises(kvio.StorageError, match="'bad'"):
+        tier.barrier(timeout=LONG_S)
+
+    assert (tier.failed, other.failed) == ([bad], [])
+    assert not other.discard(bad)
+    assert tier.discard(bad)
+
+
+def test_a_pause_ends_with_the_client_that_asked_for_it(
+    tier: DaemonTier, store: WrappedStore[Medium], daemon: StageDaemon
+) -> None:
+    """And not before the last one's."""
+    one, two = client_of(store, daemon), client_of(store, daemon)
+    one.pause()
+    two.pause()
+    receipt = tier.write_block("k", b"data")
+    one.resume()
+    before = (tier.stats().paused, receipt.done)
+    two._lines.close()  # as the kernel does for a process that was killed
+
+    assert before == (True, False)
+    assert receipt.wait(timeout=LONG_S).nbytes == 4
+    one.close()
+    two.close()
+
+
+def test_failed_writes_of_a_client_that_is_gone_are_driven_again_at_the_end(
+    store: WrappedStore[Medium],
+) -> None:
+    """Nobody else will; the daemon does before it gives up."""
+    store.wrapper.fail("k", disk_error())
+    with serving(store, retries=0) as daemon:
+        tier = client_of(store, daemon)
+        with pytest.raises(kvio.StorageError):
+            tier.write_block("k", b"data").wait(timeout=LONG_S)
+        tier._lines.close()
+
+    assert store.wrapper.peek("k") == b"data"
+    assert store.wrapper.order("failed") == ["k"]
+    with pytest.raises(kvio.StorageError):
+        tier.close()
+
+
+# Bytes that changed
+
+
+def scribble(tier: DaemonTier, key: str) -> None:
+    """Change one staged byte behind everybody's back."""
+    with tier._lines.line() as line:
+        pinned = line.ask(say.Pin(key, lasting=False))
+        assert isinstance(pinned, say.Pinned)
+        tier._memory.views(pinned.spans)[0][0] ^= 1
+        line.release(pinned.ticket)
+
+
+def test_staged_bytes_that_changed_are_never_stored(
+    tier: DaemonTier, other: DaemonTier, store: WrappedStore[Medium]
+) -> None:
+    """Their receipt says so, no read returns them, and their neighbours are stored."""
+    tier.pause()
+    before, bad, after = (tier.write_block(key, b"data") for key in ("a", "bad", "z"))
+    scribble(other, "bad")
+    with pytest.raises(kvio.CorruptBlockError):
+        other.read_block("bad")
+    results = other.read_blocks_into([("a", bytearray(4)), ("bad", bytearray(4))])
+    tier.resume()
+    with pytest.raises(kvio.CorruptBlockError) as caught:
+        bad.wait(timeout=LONG_S)
+
+    assert caught.value.key == "bad"
+    assert [r.status for r in results] == ["ok", "corrupt"]
+    assert [before.wait(timeout=LONG_S).key, after.wait(timeout=LONG_S).key] == ["a", "z"]
+    assert store.wrapper.peek("bad") is None
+    assert tier.discard(bad)
+
+
+def test_bytes_that_change_while_they_are_stored_do_not_matter(
+    tier: DaemonTier, store: WrappedStore[Medium]
+) -> None:
+    """The store is given a copy that was checked, not memory that others can write to."""
+    store.wrapper.hold("k")
+    receipt = tier.write_block("k", b"data")
+    store.wrapper.wait_for("begin", "k")
+    scribble(tier, "k")
+    store.wrapper.let_go()
+    receipt.wait(timeout=LONG_S)
+
+    assert store.wrapper.peek("k") == b"data"
+
+
+def test_nobody_can_take_pages_away_from_the_daemon(tier: DaemonTier, daemon: StageDaemon) -> None:
+    """The descriptor that clients get cannot be cut: no SIGBUS for anybody."""
+    lines = Lines(daemon.path, name_of(tier.store.url))
+    with pytest.raises(PermissionError):
+        os.ftruncate(lines.fd, PAGE)
+    os.close(lines.fd)
+    lines.close()
+    lines.events.close()
+
+
+# Who is refused
+
+
+def test_a_client_of_another_store_is_refused(daemon: StageDaemon, tmp_path: Path) -> None:
+    """Reads past the tier would see something else."""
+    other = kvio.open_store(f"posix-tmpfile://{tmp_path}/other?create=true")
+    with other, pytest.raises(kvio.ConfigError, match="not to posix-tmpfile"):
+        kvio.stage(other, daemon=daemon.path)
+
+
+def test_a_client_without_a_daemon_is_told(store: WrappedStore[Medium], tmp_path: Path) -> None:
+    """At once."""
+    with pytest.raises(kvio.StorageError, match="connect to the drain daemon"):
+        kvio.stage(store, daemon=str(tmp_path / "none"))
+    with pytest.raises(kvio.ConfigError):
+        kvio.stage(store, daemon=str(tmp_path / ("x" * 200)))
+
+
+def test_a_second_daemon_is_refused_and_the_first_stays(
+    store: WrappedStore[Medium], daemon: StageDaemon
+) -> None:
+    """The socket of one that listens is not taken away."""
+    with (
+        pytest.raises(kvio.ConfigError, match="another drain daemon"),
+        serving(store, path=daemon.path),
+    ):
+        pass
+
+    with client_of(store, daemon) as tier:
+        assert tier.write_block("k", b"data").wait(timeout=LONG_S)
+
+
+def test_a_directory_that_is_open_to_others_is_refused(
+    store: WrappedStore[Medium], tmp_path: Path
+) -> None:
+    """Whoever can enter it can try to connect."""
+    tmp_path.chmod(0o750)
+    with (
+        pytest.raises(kvio.ConfigError, match="open to others"),
+        serving(store, path=str(tmp_path / "s")),
+    ):
+        pass
+
+
+def test_the_socket_is_ours_alone(daemon: StageDaemon) -> None:
+    """0600, in 0700."""
+    assert os.stat(daemon.path).st_mode & 0o777 == 0o600
+    assert os.stat(os.path.dirname(daemon.path)).st_mode & 0o777 == 0o700
+
+
+def test_a_connection_of_nobody_known_is_refused(daemon: StageDaemon) -> None:
+    """A session is not guessed."""
+    name = name_of(daemon.custody.store.url)
+    with connect(daemon.path) as sock:
+        send(sock, say.Hello(bytes(range(16)), name))
+        answer = receive(sock)
+
+    assert isinstance(answer, say.Failure)
+    assert "knows no such client" in answer.text
+
+
+def test_every_packet_is_whole_or_refused(daemon: StageDaemon) -> None:
+    """Packets keep their borders: what is too long is not cut to something that looks right."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(daemon.path)
+        sock.send(say.encode(say.Hello(say.NO_SESSION, "x")) + bytes(70_000))
+        assert sock.recv(100) == b""

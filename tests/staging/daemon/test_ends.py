@@ -1,0 +1,103 @@
+"""How daemons end, and their clients with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+import kvio
+from kvio.testing.fakes import WrappedStore
+from kvio.wrappers.staging.daemon import messages as say
+from kvio.wrappers.staging.daemon.client import DaemonTier
+from kvio.wrappers.staging.daemon.lines import Lines
+from kvio.wrappers.staging.daemon.server import StageDaemon
+from kvio.wrappers.staging.options import TierOptions
+from tests.staging.daemon.daemons import client_of, socket_path
+from tests.staging.medium import LONG_S, Medium, disk_error
+
+PAGE = 4096
+
+
+def test_a_daemon_that_ends_stores_everything_first(
+    store: WrappedStore[Medium], daemon: StageDaemon
+) -> None:
+    """Its clients hear how their writes ended, and later calls are refused."""
+    tier = client_of(store, daemon)
+    tier.pause()
+    receipts = [tier.write_block(f"k{n}", b"data") for n in range(8)]
+    daemon.close(timeout=LONG_S)
+
+    assert [r.wait(timeout=LONG_S).level for r in receipts] == ["durable"] * 8
+    assert sorted(store.list_keys()) == [r.key for r in receipts]
+    assert not os.path.exists(daemon.path)
+    with pytest.raises(kvio.StorageError):
+        tier.write_block("late", b"data")
+    tier.close()
+
+
+def test_a_daemon_does_not_wait_for_a_client_that_does_not_copy(
+    store: WrappedStore[Medium],
+    daemon: StageDaemon,
+    lines: Lines,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Room that was granted and never filled is taken back after a while."""
+    monkeypatch.setattr("kvio.wrappers.staging.daemon.server._GRACE_S", 0.05)
+    with lines.line() as line:
+        line.ask(say.Reserve("k", PAGE, "keep", "raise", None))
+        daemon.close(timeout=LONG_S)
+
+    assert list(store.list_keys()) == []
+
+
+def test_a_daemon_that_cannot_store_names_the_keys(store: WrappedStore[Medium]) -> None:
+    """And ends all the same."""
+    store.wrapper.fail("k", disk_error(), times=2)
+    with socket_path() as path:
+        options = TierOptions(drain_threads=1, retries=0)
+        daemon = StageDaemon(store, path, capacity_bytes=PAGE, options=options)
+        tier = client_of(store, daemon)
+        receipt = tier.write_block("k", b"data")
+        with pytest.raises(kvio.StorageError):
+            receipt.wait(timeout=LONG_S)
+        with pytest.raises(kvio.TierNotDrainedError) as caught:
+            daemon.close()
+
+    assert caught.value.keys == ("k",)
+    with pytest.raises(kvio.StorageError):
+        tier.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_clients_tier_refuses_in_a_forked_child(tier: DaemonTier) -> None:
+    """Its connections are the parent's, which goes on; the child's close is nothing."""
+    tier.pause()
+    receipt = tier.write_block("k", b"data")
+
+    def child() -> None:
+        for call in (
+            lambda: tier.write_block("k", b""),
+            lambda: tier.read_block("k"),
+            lambda: receipt.wait(),
+            lambda: tier.barrier(),
+            lambda: tier.stats(),
+        ):
+            with pytest.raises(kvio.UnsupportedError, match="fork"):
+                call()
+        tier.close()
+
+    with tier._gate.lock:  # held at the fork: the child must not wait for it
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(int(LONG_S))  # a child that waits must not stay
+            code = 1
+            try:
+                child()
+                code = 0
+            finally:
+                os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    tier.resume()
+    assert receipt.wait(timeout=LONG_S).nbytes == 4

@@ -1,0 +1,65 @@
+"""docs/staging-daemon.md is true: its tables are those of the code, its example runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import kvio
+from kvio.types import IOMode
+from kvio.wrappers.staging.daemon import faults
+from kvio.wrappers.staging.daemon import messages as say
+from kvio.wrappers.staging.daemon.fields import MAX_BYTES
+from tests.staging.daemon.daemons import serving
+
+TEXT = (Path(__file__).parents[3] / "docs" / "staging-daemon.md").read_text(encoding="utf-8")
+
+
+_NAMED = {"ticket", "sequence", "nbytes", "if_exists", "when_full", "more", "staged", "session"}
+
+
+def test_the_table_has_every_message_and_its_fields() -> None:
+    """By number and name; a field of a word's own type is named there by it."""
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| (.*?) \|", TEXT, re.MULTILINE)
+
+    assert {(int(number), name) for number, name, _ in rows} == {
+        (number, kind.__name__) for kind, (number, _) in say.LAYOUT.items()
+    }
+    fields = {name: text for _, name, text in rows}
+    for kind in say.LAYOUT:
+        for field in kind.__annotations__:
+            if field in (
+                "ticket",
+                "sequence",
+                "nbytes",
+                "if_exists",
+                "when_full",
+                "more",
+                "staged",
+            ):
+                assert field in fields[kind.__name__], (kind, field)
+
+
+def test_limits_and_lists_are_those_of_the_code() -> None:
+    """Sizes, modes, kinds of errors."""
+    modes = ", ".join(mode.value for mode in IOMode)
+    kinds = ", ".join(kind.__name__ for kind in faults._KINDS)
+
+    assert f"at most {MAX_BYTES} bytes" in TEXT
+    assert f"Modes, in order: {modes}." in TEXT
+    assert f"in order from 0: {kinds}." in TEXT
+    for most in (say.MAX_KEYS, say.MAX_SPANS, say.MAX_SEQUENCES):
+        assert f"({most})" in TEXT
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    """With a socket and a store of ours in place of those it names."""
+    (example,) = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    url = f"posix-tmpfile://{tmp_path}/store?create=true"
+    with kvio.open_store(url) as store, serving(store) as daemon:
+        example = example.replace("hybrid:///mnt/kv?durability=durable", url)
+        example = example.replace("/run/user/1000/kvio/stage.sock", daemon.path)
+        example = example.replace('wait("durable")', 'wait("visible")')
+        exec(compile(example, "docs/staging-daemon.md", "exec"), {"kvio": kvio, "tensor": b"1234"})
+
+        assert bytes(store.read_block("ckpt/step-100/rank-0")) == b"1234"

@@ -1,0 +1,339 @@
+"""The staging experiment says what it measured: every number follows from the recorded samples."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvio
+from kvio import KiB, MiB
+from kvio.experiments.measure import Sample
+from kvio.experiments.progress import Progress
+from kvio.experiments.run import Limits
+from kvio.experiments.staging import bars, experiment
+from kvio.experiments.staging.order import (
+    ACCEPT,
+    CONTENDERS,
+    DRAIN,
+    FILES,
+    MEMCPY,
+    READ,
+    STORES,
+    TIERS,
+    WRITE,
+    Case,
+    Order,
+    store_of,
+)
+
+SIZES = (64 * KiB, MiB)
+
+
+def run_small(root: Path, results: Path, **options: Any) -> int:
+    limits = Limits(root=root, results=results, max_rounds=1, max_bytes=MiB)
+    return experiment.run(limits, **{"ranks": (1,), "sizes": (64 * KiB,), **options})
+
+
+def recorded(results: Path) -> Any:
+    return json.loads((results / "staging.json").read_text())
+
+
+def run_command(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("typer", reason="the extra cli is not installed: no typer")
+    script = Path(sys.executable).with_name("kvio")
+    if not script.exists():
+        pytest.skip("kvio is not installed: no kvio command")
+    command = (str(script), "experiment", "staging", *map(str, arguments))
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **environ}
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, disk_parent: Path) -> Path:
+    """Run it once by its command: every contender, two ranks, two sizes, two rounds."""
+    results = tmp_path_factory.mktemp("results")
+    with tempfile.TemporaryDirectory(prefix="kvio-test-", dir=disk_parent) as root:
+        where = ("--root", root, "--results", results, "--max-bytes", "2MiB")
+        done = run_command(*where, "--ranks", "2", "--sizes", "64KiB,1MiB", "--rounds", "2")
+        assert done.returncode == 0, done.stderr
+        assert os.listdir(root) == []
+    (results / "said").write_text(done.stdout)
+    return results
+
+
+def _tables(markdown: str) -> dict[str, list[dict[str, str]]]:
+    """Read every table by its title, a row by its headings."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for part in markdown.split("\n## ")[1:]:
+        title, _, *lines = part.strip().splitlines()
+        cells = [[c.strip() for c in line[1:-1].split("|")] for line in lines if line]
+        found[title.partition(":")[0]] = [
+            dict(zip(cells[0], row, strict=True)) for row in cells[2:]
+        ]
+    return found
+
+
+def _of(samples: list[Any], operation: str, row: dict[str, str], name: str) -> list[Any]:
+    """Find the samples of a contender at the place of a row, in the order of rounds."""
+    nbytes = {"64 KiB": 64 * KiB, "1 MiB": MiB}[row["size"]]
+    ranks = "1 rank" if row["ranks"] == "1" else f"{row['ranks']} ranks"
+    wanted = (ranks, nbytes, operation, name)
+    own = [
+        s
+        for s in samples
+        if (s["subject"], s["block_nbytes"], s["operation"], s["contender"]) == wanted
+    ]
+    return sorted(own, key=lambda s: int(s["round"]))
+
+
+def _speed(sample: Any) -> float:
+    return float(sample["block_nbytes"] * len(sample["latencies_s"]) / sample["wall_s"])
+
+
+def _percentile(samples: list[Any], percent: int) -> float:
+    ordered = sorted(one for sample in samples for one in sample["latencies_s"])
+    return float(ordered[math.ceil(percent * len(ordered) / 100) - 1])
+
+
+def _ratio(mine: list[Any], theirs: list[Any]) -> float:
+    by_round = {s["round"]: _speed(s) for s in theirs}
+    return statistics.median(_speed(s) / by_round[s["round"]] for s in mine)
+
+
+def _kinds(record: Any) -> list[str]:
+    """Name the contenders that this medium has."""
+    left_out = [note for note in record["notes"] if note.startswith("left out: ")]
+    return [
+        n for n in CONTENDERS if not any(note.startswith(f"left out: {n}:") for note in left_out)
+    ]
+
+
+def test_every_contender_takes_part_in_every_case(ran: Path) -> None:
+    """Each in its own operations, every round, and every byte that was stored or read is right."""
+    record = recorded(ran)
+    names = _kinds(record)
+    assert set(names) >= {MEMCPY, "tier tmpfile", "posix-tmpfile", FILES[0]}
+    expected = set()
+    for name in names:
+        operations = {WRITE}
+        operations |= {ACCEPT, READ} if name == MEMCPY or name in TIERS else set()
+        operations |= {DRAIN} if name in TIERS or name in STORES else set()
+        operations |= {READ} if name == FILES[0] else set()
+        expected |= set(itertools.product([name], ["2 ranks"], SIZES, operations, [0, 1]))
+
+    samples = record["samples"]
+    took_part = [
+        (s["contender"], s["subject"], s["block_nbytes"], s["operation"], s["round"])
+        for s in samples
+    ]
+    assert len(took_part) == len(set(took_part))
+    assert set(took_part) == expected
+    for sample in samples:
+        assert sample["intact"] is (None if sample["operation"] == ACCEPT else True)
+
+
+def test_a_sample_counts_all_blocks_of_all_ranks(ran: Path) -> None:
+    """A turn moves as much as it may; no call takes longer than the whole, nor ends after it."""
+    for sample in recorded(ran)["samples"]:
+        assert len(sample["latencies_s"]) * sample["block_nbytes"] == 2 * MiB
+        assert min(sample["latencies_s"]) > 0
+        assert max(sample["latencies_s"]) <= sample["wall_s"] + 1e-6
+        if sample["operation"] not in (ACCEPT, READ):
+            assert sample["facts"]["settled_s"] >= sample["wall_s"] - 1e-6
+            safe = "durable_s" in sample["facts"]
+            assert safe is (sample["contender"] != MEMCPY)
+        took_s = sample["facts"].get("settled_s", sample["wall_s"])
+        assert 0 <= sample["facts"]["cpu_s"] <= (os.cpu_count() or 1) * took_s + 0.05
+
+
+def test_the_tables_follow_from_the_samples(ran: Path) -> None:
+    """Rates, percentiles, variation, time until durable and CPU are computed anew here."""
+    record = recorded(ran)
+    samples, tables = record["samples"], _tables((ran / "staging.md").read_text())
+    for operation in (WRITE, ACCEPT, DRAIN, READ):
+        rows = tables[operation]
+        assert len(rows) == len(
+            {
+                (s["contender"], s["subject"], s["block_nbytes"])
+                for s in samples
+                if s["operation"] == operation
+            }
+        )
+        for row in rows:
+            own = _of(samples, operation, row, row["contender"])
+            assert row["MB/s"] == f"{statistics.median(map(_speed, own)) / 1e6:.0f}"
+            times = [one for s in own for one in s["latencies_s"]]
+            if operation != DRAIN:
+                assert row["p50 ms"] == f"{_percentile(own, 50) * 1e3:.2f}"
+                assert row["p95 ms"] == f"{_percentile(own, 95) * 1e3:.2f}"
+                assert row["p99 ms"] == f"{_percentile(own, 99) * 1e3:.2f}"
+                spread = statistics.pstdev(times) / statistics.fmean(times)
+                assert row["CV"] == f"{spread:.2f}"
+                floor = _of(samples, operation, row, MEMCPY)
+                assert row["x memcpy"] == f"{_ratio(own, floor):.2f}"
+            if operation in (WRITE, DRAIN) and row["contender"] != MEMCPY:
+                until = statistics.median(s["facts"]["durable_s"] for s in own)
+                assert row["durable s"] == f"{until:.3f}"
+            cpu = statistics.median(s["facts"]["cpu_s"] * 1024 / 2 for s in own)
+            assert row["CPU s/GiB"] == f"{cpu:.3f}"
+
+
+def _reached(samples: list[Any], row: dict[str, str], tier: str) -> float:
+    """Compute what a tier reached of a bar."""
+    direct = "posix-direct durable" if tier.endswith("durable") else "posix-direct"
+    operation, other, there = {
+        "accept by memcpy": (ACCEPT, MEMCPY, ACCEPT),
+        "drain by the backend written directly": (DRAIN, store_of(tier), DRAIN),
+        "p99 of direct writes by p99 of accept": (ACCEPT, direct, WRITE),
+        "the same while drains run": (WRITE, direct, WRITE),
+        "read of staged blocks by memcpy": (READ, MEMCPY, READ),
+    }[row["bar"]]
+    mine, theirs = _of(samples, operation, row, tier), _of(samples, there, row, other)
+    if there == WRITE:
+        return _percentile(theirs, 99) / _percentile(mine, 99)
+    return _ratio(mine, theirs)
+
+
+def test_every_bar_is_stated_with_its_numbers(ran: Path) -> None:
+    """Met or missed is what the samples say, in the table and in a line of its own."""
+    record = recorded(ran)
+    samples, rows = record["samples"], _tables((ran / "staging.md").read_text())
+    rows_of_bars = rows["What the tier must reach"]
+    kinds = [tier for tier in TIERS if tier in _kinds(record)]
+    missed: dict[str, int] = dict.fromkeys((bar.text for bar in bars.BARS), 0)
+    for row in rows_of_bars:
+        below = 0
+        for tier in kinds:
+            reached = _reached(samples, row, tier)
+            digits = 1 if row["at least"] == "10" else 2
+            assert row[tier] == f"{reached:.{digits}f}"
+            below += reached < float(row["at least"])
+        assert row["verdict"] == (f"MISSED: {below} of {len(kinds)}" if below else "met")
+        missed[row["bar"]] += below
+    for text, count in missed.items():
+        places = sum(row["bar"] == text for row in rows_of_bars) * len(kinds)
+        if not places:  # no direct I/O here
+            continue
+        [line] = [note for note in record["notes"] if note.startswith(f"bar: {text} at least")]
+        assert (f"MISSED at {count} of {places} places" if count else ": met;") in line
+    accepted = {row["size"] for row in rows_of_bars if row["bar"] == "accept by memcpy"}
+    assert accepted == {"1 MiB"}
+
+
+def test_what_is_printed_is_what_is_written(ran: Path) -> None:
+    """The plot is a PNG, and the tables and notes are on standard output too."""
+    said = (ran / "said").read_text()
+    for note in recorded(ran)["notes"]:
+        assert note in said
+    assert "What the tier must reach" in said
+    if importlib.util.find_spec("matplotlib"):
+        assert (ran / "staging.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _sample(name: str, operation: str, seconds: float, *, index: int = 0) -> Sample:
+    return Sample(
+        subject="8 ranks", block_nbytes=MiB, contender=name, checksum=True, operation=operation,
+        round=index, wall_s=seconds, latencies_s=[seconds],
+    )  # fmt: skip
+
+
+def test_a_bar_is_met_at_its_limit_and_missed_below() -> None:
+    """By the median over rounds of the ratio in the same round."""
+    floor = [_sample(MEMCPY, ACCEPT, 0.85 * 2**index, index=index) for index in range(3)]
+    tier = [_sample("tier tmpfile", ACCEPT, 2.0**index, index=index) for index in range(3)]
+    other = [
+        _sample("tier direct", ACCEPT, 2.001**index * 1.001, index=index) for index in range(3)
+    ]
+    [judged] = bars.judge([*floor, *tier, *other])
+
+    assert judged.missed == ["tier direct"]
+    lines = bars.verdicts([judged])
+    assert "MISSED at 1 of 2 places; least 0.85 (tier direct, 8 ranks, 1 MiB)" in lines[0]
+    assert all("NOT MEASURED" in line for line in lines[1:])
+
+
+def test_latency_is_held_against_direct_io() -> None:
+    """p99 of a write past the page cache by p99 of accept, while drains run and while not."""
+    direct = [_sample("posix-direct", WRITE, 1.0), _sample("posix-direct durable", WRITE, 9.0)]
+    quick = [_sample("tier direct", ACCEPT, 0.1), _sample("tier direct", WRITE, 0.125)]
+    judged = bars.judge([*direct, *quick])
+
+    assert [(one.bar.text, one.reached["tier direct"]) for one in judged] == [
+        ("p99 of direct writes by p99 of accept", 10.0),
+        ("the same while drains run", 8.0),
+    ]
+    assert [one.missed for one in judged] == [[], ["tier direct"]]
+
+
+def test_no_two_blocks_have_one_name() -> None:
+    """Keys differ by turn, operation, rank and number, and are keys of kvio."""
+
+    def order(rank: int, tag: str) -> Order:
+        return Order(
+            contender=MEMCPY, root="", tag=tag, rank=rank, nbytes=1, count=1, drain_threads=1,
+            checksum=True,
+        )  # fmt: skip
+
+    keys = [
+        order(rank, tag).key(operation, index)
+        for rank in range(16)
+        for tag in ("a/1x1/0", "a/1x1/1")
+        for operation in (ACCEPT, WRITE)
+        for index in range(3)
+    ]
+    assert len(set(keys)) == len(keys)
+    assert all(map(kvio.types.is_key, keys))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nbytes", "count"), [(1, MiB, 8), (8, MiB, 1), (16, MiB, 1), (2, 4 * KiB, 256)]
+)
+def test_ranks_share_what_a_turn_may_write(ranks: int, nbytes: int, count: int) -> None:
+    """Whole blocks each, one at least, and not endlessly many."""
+    assert Case.within(8 * MiB, ranks=ranks, nbytes=nbytes) == Case(ranks, nbytes, count)
+
+
+def children() -> list[int]:
+    """List the processes that this one began."""
+    tasks = Path("/proc/self/task")
+    return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+
+
+def test_a_rank_that_dies_is_a_named_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it took part in is lost by name, others are measured with new ranks, and exit is 1."""
+    before = set(children())
+    steps: list[str] = []
+
+    def say(_: Progress, step: str) -> None:
+        if "tier tmpfile" in step:
+            youngest = max(set(children()) - before)
+            os.kill(youngest, signal.SIGKILL)
+        steps.append(step)
+
+    monkeypatch.setattr(Progress, "say", say)
+    names = [MEMCPY, "tier tmpfile", "posix-tmpfile", FILES[0]]
+
+    assert run_small(tmp_path, tmp_path / "r", ranks=(3,), contenders=names) == 1
+    record = recorded(tmp_path / "r")
+    assert {s["contender"] for s in record["samples"]} == {MEMCPY, "posix-tmpfile", FILES[0]}
+    told = [note for note in record["notes"] if "died" in note]
+    assert "LOST: tier tmpfile, 3 ranks, 64 KiB, round 1: rank 2 died: killed by SIGKILL" in told
+    assert any(note.startswith("left out: tier tmpfile: rank 2 died") for note in told)
+    assert "rank 2 died" in capsys.readouterr().out
+    assert set(children()) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["r"]
