@@ -158,7 +158,7 @@ def draw(
         one.grid(axis="y", alpha=0.3)
         one.set_axisbelow(True)
         handles |= {name: h for h, name in zip(*one.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
     figure.suptitle(f"{title}\n{footnote}", fontsize=10)
     figure.savefig(path, dpi=110)
     return None
