@@ -93,7 +93,7 @@ LIBRARIES = {
     "obstore": {"backends.s3_obstore", "experiments.peers", "experiments.s3.libraries"},
     "s3dlio": {"backends.s3_s3dlio", "experiments.s3.libraries"},
     "s3torchconnectorclient": {"backends.s3_torch", "experiments.s3.libraries"},
-    "mpi4py": {"experiments.s3.ranks", "experiments.staging.fleet"},
+    "mpi4py": {"experiments.mpi"},
     "safetensors": {"experiments.peers"},
     "tensorstore": {"experiments.peers"},
     "torch": {"connectors.torch_dcp", "experiments.engines", "wrappers.staging"},

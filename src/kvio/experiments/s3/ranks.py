@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
-from kvio import ConfigError, StorageError
+from kvio import StorageError
+from kvio.experiments import mpi
 from kvio.experiments.s3.fleet import Client, Ended, Running, begin_here
 from kvio.experiments.s3.order import Order
-
-_RANKS: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-#: MPI waits by spinning, on a processor that a client wants.
-_PAUSE_S: Final = 0.0005
 
 
 class World:
@@ -43,7 +38,7 @@ class World:
         """Do what rank 0 says until it ends."""
         client: Client | None = None
         while True:
-            call, *arguments = _receive(self._communicator, 0)
+            call, *arguments = mpi.receive(self._communicator, 0)
             if call == "leave":
                 return
             answer: tuple[str, Any]
@@ -91,16 +86,10 @@ class _Remote:
 
     def _ask(self, *call: Any) -> Any:
         self._communicator.send(call, dest=self._rank)
-        failure, value = _receive(self._communicator, self._rank)
+        failure, value = mpi.receive(self._communicator, self._rank)
         if failure:
             raise StorageError(failure)
         return value
-
-
-def _receive(communicator: Any, source: int) -> Any:
-    while not communicator.iprobe(source=source):
-        time.sleep(_PAUSE_S)
-    return communicator.recv(source=source)
 
 
 @contextmanager
@@ -110,14 +99,7 @@ def world() -> Iterator[World]:
     Raises:
         ConfigError: mpirun started it, and mpi4py is missing: each rank would be a run of its own.
     """
-    if not any(int(os.environ.get(name) or 0) > 1 for name in _RANKS):
-        yield World()
-        return
-    try:
-        from mpi4py import MPI  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise ConfigError("started by mpirun, but mpi4py is not installed") from None
-    found = World(MPI.COMM_WORLD)
+    found = World(mpi.communicator())
     try:
         yield found
     finally:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, Final, Protocol, TypeAlias
 
-from kvio import ConfigError, StorageError, UnsupportedError
+from kvio import StorageError, UnsupportedError
+from kvio.experiments import mpi
 from kvio.experiments.staging.rank import Rank
 
 _COMMAND: Final = (sys.executable, "-m", "kvio.experiments.staging.rank")
 #: What takes so much longer than its turn hangs.
 _PATIENCE_S: Final = 120.0
-_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-#: MPI waits by spinning, on a processor that a rank wants.
-_PAUSE_S: Final = 0.0005
 
 Command: TypeAlias = Mapping[str, Any]
 
@@ -138,7 +134,7 @@ class _Remote:
         self._communicator.send(dict(command), dest=self._number)
 
     def hear(self) -> dict[str, Any]:
-        answer: dict[str, Any] = _receive(self._communicator, self._number)
+        answer: dict[str, Any] = mpi.receive(self._communicator, self._number)
         return answer
 
     def kill(self) -> None:
@@ -171,7 +167,7 @@ class World:
     def serve(self) -> None:
         """Obey the leader until it says that this is all."""
         rank = Rank()
-        while (command := _receive(self._communicator, 0)) is not None:
+        while (command := mpi.receive(self._communicator, 0)) is not None:
             self._communicator.send(rank.obey(command), dest=0)
         rank.close()
 
@@ -181,12 +177,6 @@ class World:
             self._communicator.send(None, dest=number)
 
 
-def _receive(communicator: Any, source: int) -> Any:
-    while not communicator.iprobe(source=source):
-        time.sleep(_PAUSE_S)
-    return communicator.recv(source=source)
-
-
 @contextmanager
 def world() -> Iterator[World]:
     """Give the ranks of this job; they end with it.
@@ -194,14 +184,7 @@ def world() -> Iterator[World]:
     Raises:
         ConfigError: mpirun started it, and mpi4py is missing: each rank would be a run of its own.
     """
-    if not any(int(os.environ.get(name) or 0) > 1 for name in _SIZES):
-        yield World()
-        return
-    try:
-        from mpi4py import MPI  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise ConfigError("started by mpirun, but mpi4py is not installed") from None
-    found = World(MPI.COMM_WORLD)
+    found = World(mpi.communicator())
     try:
         yield found
     finally:
