@@ -101,5 +101,5 @@ if __name__ == "__main__":
             check(opened, Shard(1), WHOLE, 7)
         else:
             fail(opened)
-    print(f"rank {os.environ['RANK']} done", flush=True)
+    os.write(1, f"rank {os.environ['RANK']} done\n".encode())  # at once, or ranks' lines mix
     dist.destroy_process_group()

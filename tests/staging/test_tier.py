@@ -279,6 +279,26 @@ def test_error_refuses_a_key_that_is_staged_or_stored(
     assert tier.stats().staged_blocks == 1
 
 
+def test_error_refuses_a_block_that_is_drained_while_one_looks(
+    tier: kvio.StagingTier, store: WrappedStore[Medium], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a look at the store and one at the tier a block may have gone from here to there."""
+    tier.pause()
+    tier.write_block("k", b"first")
+    look = store.stat_block
+
+    def slow(key: str, *, timeout: float | None = None) -> kvio.BlockStat:
+        try:
+            return look(key, timeout=timeout)
+        finally:
+            tier.resume()
+            tier.barrier(timeout=LONG_S)
+
+    monkeypatch.setattr(store, "stat_block", slow)
+    with pytest.raises(kvio.BlockExistsError):
+        tier.write_block("k", b"second", if_exists="error")
+
+
 def test_error_that_loses_its_race_later_fails_on_the_receipt(
     tier: kvio.StagingTier, store: WrappedStore[Medium]
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
-from kvio.errors import BlockExistsError, KvioError, StorageFullError, StoreClosedError
+from kvio.errors import KvioError, StorageFullError, StoreClosedError
 from kvio.store import Store
 from kvio.types import IfExists, MiB
 from kvio.wrappers.staging.extents import Span
@@ -69,10 +69,6 @@ class FileRoom:
     def check_free(self, key: str, deadline: float | None) -> None:
         """Refuse a key that is staged or stored with `BlockExistsError`."""
         self.writes.look(key, deadline)
-        with self._ledger.lock:
-            newest = self._ledger.lanes.newest(key)
-        if newest is not None:
-            raise BlockExistsError(f"block {key!r} exists: it is staged", key=key)
 
     def give(self, spans: Sequence[Span]) -> None:
         """Take back room of a file whose bytes nobody wants."""

@@ -99,12 +99,24 @@ class StagedWrites:
         return results
 
     def look(self, key: str, deadline: float | None) -> None:
-        """Refuse a key that the store has; what it has in pieces, its drain will judge."""
+        """Refuse a key that is staged or stored; what is stored in pieces, its drain will judge.
+
+        In this order: what is drained while one looks is in the store by then.
+
+        Raises:
+            BlockExistsError: it is.
+        """
+        if self._is_staged(key):
+            raise BlockExistsError(f"block {key!r} exists: it is staged", key=key)
         try:
             self._store.stat_block(key, timeout=left(deadline))
         except (BlockNotFoundError, CorruptBlockError):
             return
         raise BlockExistsError(f"block {key!r} exists", key=key)
+
+    def _is_staged(self, key: str) -> bool:
+        with self._ledger.lock:
+            return self._ledger.lanes.newest(key) is not None
 
     def _make_room_locked(self, nbytes: int, deadline: float | None) -> Sequence[Span] | None:
         """Give room, waiting for it if that is the rule; None: pass through."""

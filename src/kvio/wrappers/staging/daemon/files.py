@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import cast
 
 from kvio.buffers import PAGE_BYTES
-from kvio.errors import BlockExistsError, storage_error
+from kvio.errors import storage_error
 from kvio.store import Store
 from kvio.types import Parts
-from kvio.wrappers.staging.daemon import messages as say
 from kvio.wrappers.staging.daemon.lines import Lines
 from kvio.wrappers.staging.daemon.remote import DaemonReads, DaemonWrites
 from kvio.wrappers.staging.extents import Extents, Span
@@ -65,12 +63,6 @@ class DaemonFiles(FileRoom):
         self._staged = reads
         self._gate = gate
         self._pins: dict[Entry, ExitStack] = {}
-
-    def check_free(self, key: str, deadline: float | None) -> None:
-        """Refuse a key that is staged or stored with `BlockExistsError`."""
-        self.writes.look(key, deadline)
-        if cast("say.Keys", self._lines.ask(say.Present((key,)))).keys:
-            raise BlockExistsError(f"block {key!r} exists: it is staged", key=key)
 
     def open_spool(self, key: str) -> Spool:
         """Make a file to gather bytes in."""

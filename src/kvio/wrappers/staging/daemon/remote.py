@@ -170,6 +170,9 @@ class DaemonWrites(StagedWrites):
                 answer = line.ask(say.Commit(answer.ticket, crc), timeout=left(deadline))
         return self._taken(key, nbytes, answer)
 
+    def _is_staged(self, key: str) -> bool:
+        return bool(cast("say.Keys", self._lines.ask(say.Present((key,)))).keys)
+
     def take_for_file(self, nbytes: int, deadline: float | None) -> Sequence[Span] | None:  # noqa: ARG002
         """Give none: files gather their bytes elsewhere."""
         return None
