@@ -54,7 +54,7 @@ def receive(
         wanted = 0 if method == "HEAD" else int(answer.headers.get("content-length", "0"))
         if there >= wanted:
             return answer
-        if there == silent_after and not select.select([connection], [], [], SILENCE_S)[0]:
+        if there == silent_after and not _says_more(connection):
             return parse(received, "silent")
         try:
             piece = connection.recv(1 << 20)
@@ -87,3 +87,9 @@ def ask(
     with connect(server) as connection:
         connection.sendall(request(method, target, headers, body))
         return receive(connection, method, silent_after=silent_after)
+
+
+def _says_more(connection: socket.socket) -> bool:
+    poll = select.poll()  # select(2) knows no descriptor above 1023
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(SILENCE_S * 1000))
