@@ -63,8 +63,7 @@ class Session:
     def end(self, timeout: float | None) -> None:
         """Send what is still to be sent, then nothing more."""
         self._put(None)
-        if self._thread.ident is not None:  # it was started
-            self._thread.join(timeout)
+        self._thread.join(timeout)
 
     def cut(self) -> None:
         """Give up a client that does not listen."""
