@@ -17,8 +17,10 @@ SOURCE = Path(kvio.__file__).parent
 
 #: The public names, as a user imports them: ``kvio`` itself, and its types and errors.
 PUBLIC = {"kvio", "types", "errors"}
-_MEDIA = {"backends.posix"}
-_BACKEND = {"abc", "errors", "types", "url", "format", "buffers", "policies", "_native", "s3"}
+_MEDIA = {"backends.posix", "medium"}
+_BACKEND = {
+    *("abc", "errors", "types", "url", "format", "buffers", "medium", "policies", "_native", "s3"),
+}
 
 #: What each module or package may import of kvio, besides itself. Nothing may import what is not
 #: named here; a new module must find its place.
@@ -30,12 +32,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "format": {"types", "errors"},
     "policies": {"types", "errors"},
     "abc": {"types", "errors", "url"},
+    "medium": {"_native"},
+    "placement": {"_native", "errors", "types"},
     "_dlpack": {"_native", "errors"},
     "buffers": {"_native", "_dlpack", "types", "errors"},
     "s3": {"abc", "buffers", "errors", "types", "url", "format", "_native"},
     "backends": _BACKEND,
     "wrappers": {
         *("_native", "abc", "buffers", "errors", "forks", "reads", "store", "types", "url"),
+    },
+    "sharedfile": {
+        *("_native", "buffers", "errors", "executor", "forks", "medium", "policies", "types"),
     },
     "registry": {"abc", "errors"},
     "executor": {"types", "errors"},
@@ -60,11 +67,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "aio": {"store", "buffers", "types", "errors"},
     "opening": {"store", "calls", "types", "errors", "url"},
-    "kvio": {"aio", "buffers", "errors", "opening", "registry", "store", "types", "wrappers"},
+    "kvio": {
+        "aio",
+        "buffers",
+        "errors",
+        "opening",
+        "registry",
+        "sharedfile",
+        "store",
+        "types",
+        "wrappers",
+    },
     # Above the public API. Tuning and the doctor look at a medium before any store is open on it.
     "tuning": {*PUBLIC, "_native", "buffers", "opening", "policies", "store", "url"} | _MEDIA,
     "doctor": {*PUBLIC, "_native", "opening", "policies", "tuning", "url"} | _MEDIA,
-    "cli": {*PUBLIC, "doctor", "experiments", "policies", "tuning", "url"},
+    "cli": {*PUBLIC, "doctor", "experiments", "placement", "policies", "tuning", "url"},
     "experiments": PUBLIC,
     "connectors": PUBLIC,
     "testing": {*PUBLIC, "abc", "calls", "store", "url"},

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvio import _native
-from kvio.backends.posix.medium import Medium, examine
 from kvio.backends.posix.root import CALIBRATION_NAME, temp_prefix
 from kvio.errors import ConfigError, KvioError, storage_error
+from kvio.medium import Medium, examine
 from kvio.opening import open_store
 from kvio.policies import load_calibration
 from kvio.tuning import scratch_directory

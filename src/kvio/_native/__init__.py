@@ -23,6 +23,7 @@ NULL: Final[Any] = ffi.NULL
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _PARTS: Final[Any] = ffi.typeof("kvio_part[]")
+_MPOL_BIND: Final = 2
 
 #: Names of the system call sites, for messages.
 SITES: Final = (
@@ -228,7 +229,8 @@ def advise(view: memoryview, advice: int) -> None:
 
 def bind_node(view: memoryview, node: int) -> None:
     """Let pages that are touched from now on come from one NUMA node: mbind(2)."""
-    check(lib.kvio_bind_node(from_buffer(view), len(view), node))
+    words = [0] * (node // 64) + [1 << node % 64]
+    check(lib.kvio_bind_memory(from_buffer(view), len(view), _MPOL_BIND, words, len(words)))
 
 
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:

@@ -279,7 +279,42 @@ uint32_t kvio_copy_one(void *dst, const void *src, size_t nbytes, uint32_t crc, 
 uint32_t kvio_copy_parts(const kvio_part *to, size_t nto, const kvio_part *from, size_t nfrom,
 			 uint32_t crc, int checksum);
 int kvio_advise(void *base, size_t nbytes, int advice);
-int kvio_bind_node(void *base, size_t nbytes, uint32_t node);
+
+/* NUMA: modes are those of set_mempolicy(2), nodes a bit mask. */
+int kvio_set_memory_policy(int mode, const uint64_t *nodes, size_t nwords);
+int kvio_get_memory_policy(int *mode, uint64_t nodes[16]);
+int kvio_bind_memory(void *base, size_t nbytes, int mode, const uint64_t *nodes, size_t nwords);
+int kvio_page_nodes(void *base, size_t npages, size_t page_bytes, int32_t *nodes);
+
+/* A piece of a file with one writer.  Its cells are numbered from origin, which is its
+ * start or, on a file block, before it; the first and last may be shorter.  A cell's
+ * checksum is that of its bytes once all are written. */
+typedef struct {
+	uint32_t crc;
+	uint32_t written;
+} kvio_cell;
+typedef struct {
+	uint64_t origin;
+	uint64_t end;
+	uint64_t cell_bytes;
+	kvio_cell *cells;
+} kvio_stripe;
+
+/* Files with many writers, step by step; int functions return >= 0 or -errno. */
+int kvio_shared_write(kvio_call *call, kvio_op *op, const kvio_stripe *stripe);
+void kvio_shared_count(kvio_cell *cell, const void *bytes, size_t nbytes, uint64_t behind);
+int kvio_file_create(kvio_fault *fault, int dirfd, const char *name);
+int kvio_file_open(kvio_fault *fault, int dirfd, const char *name, int flags);
+int kvio_file_allocate(kvio_fault *fault, int fd, uint64_t nbytes, int preallocate);
+int kvio_file_truncate(kvio_fault *fault, int fd, uint64_t nbytes);
+int kvio_file_sync(kvio_fault *fault, int fd);
+int kvio_file_mode(kvio_fault *fault, int fd, unsigned int mode);
+int kvio_file_close(kvio_fault *fault, int fd);
+int kvio_name_move(kvio_fault *fault, int dirfd, const char *from, const char *to, int replace);
+int kvio_name_remove(kvio_fault *fault, int dirfd, const char *name);
+int kvio_dir_sync(kvio_fault *fault, int dirfd);
+int kvio_wait_word(uint32_t *word, uint32_t value, uint64_t timeout_ns);
+void kvio_bump_word(uint32_t *word);
 
 /* Checksums and hashes. */
 void kvio_blake2b_128(const void *head, size_t head_bytes, const void *tail, size_t tail_bytes,

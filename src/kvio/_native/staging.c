@@ -5,12 +5,6 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#define MPOL_BIND 2	/* linux/mempolicy.h, which is no part of the C library */
-#define MAX_NODES 1024	/* CONFIG_NODES_SHIFT is 10 at most */
-#define WORD_BITS (8 * sizeof(unsigned long))
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -106,16 +100,4 @@ uint32_t kvio_copy_parts(const kvio_part *to, size_t nto, const kvio_part *from,
 int kvio_advise(void *base, size_t nbytes, int advice)
 {
 	return madvise(base, nbytes, advice) ? -errno : 0;
-}
-
-/* Pages of this memory that are touched from now on come from one node: mbind(2). */
-int kvio_bind_node(void *base, size_t nbytes, uint32_t node)
-{
-	unsigned long nodes[MAX_NODES / WORD_BITS] = { 0 };
-
-	if (node >= MAX_NODES)
-		return -EINVAL;
-	nodes[node / WORD_BITS] = 1ul << (node % WORD_BITS);
-	/* The kernel reads one bit less than it is told. */
-	return syscall(SYS_mbind, base, nbytes, MPOL_BIND, nodes, MAX_NODES + 1ul, 0u) ? -errno : 0;
 }

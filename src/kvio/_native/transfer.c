@@ -129,7 +129,7 @@ static int trim(kvio_call *call, const kvio_op *op)
 static int write_bounced(kvio_call *call, const kvio_op *op, uint64_t start, uint64_t nbytes,
 			 int last, uint32_t *crc)
 {
-	struct kvio_cursor cursor = kvio_cursor_at(op, start);
+	struct kvio_cursor cursor = kvio_cursor_at(op, start - op->offset);
 	size_t room = (size_t)kvio_round_down(call->bounce_bytes - KVIO_TRAILER_BYTES,
 					      call->offset_align) - call->offset_align;
 	int checksum = !!(call->flags & KVIO_CHECKSUM);
@@ -157,7 +157,7 @@ static int write_bounced(kvio_call *call, const kvio_op *op, uint64_t start, uin
 static int write_straight(kvio_call *call, const kvio_op *op, uint64_t start, uint64_t nbytes,
 			  int last, uint32_t *crc)
 {
-	struct kvio_cursor cursor = kvio_cursor_at(op, start);
+	struct kvio_cursor cursor = kvio_cursor_at(op, start - op->offset);
 	uint8_t trailer[KVIO_TRAILER_BYTES], *tail = is_direct(op) ? call->bounce : trailer;
 	uint64_t offset = start, end = start + nbytes;
 	int checksum = !!(call->flags & KVIO_CHECKSUM);
@@ -190,8 +190,8 @@ static int write_straight(kvio_call *call, const kvio_op *op, uint64_t start, ui
 	return last ? trim(call, op) : 0;
 }
 
-/* Write payload bytes [start, start + nbytes) to op->fd; the last ones bring
- * the end of the block with them.  *crc goes on from what it is. */
+/* Write file bytes [start, start + nbytes) of op's parts, which begin at file offset
+ * op->offset, to op->fd; the last ones of a block bring the end of it with them.  *crc goes on from what it is. */
 int kvio_stream_write(kvio_call *call, const kvio_op *op, uint64_t start, uint64_t nbytes,
 		      int last, uint32_t *crc)
 {

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from kvio.backends.posix.medium import Medium, examine
 from kvio.backends.posix.root import CALIBRATION_NAME, TEMP_MARK, is_leftover, temp_prefix
 from kvio.errors import ConfigError, UnsupportedError, storage_error
+from kvio.medium import Medium, examine
 from kvio.policies import Calibration, dump_calibration, load_calibration
 from kvio.tuning.choosing import DIRECTIONS, calibrate, crossings
 from kvio.tuning.measuring import MAX_TRIAL_BYTES, SIZES, Bench, Budget, Cell, Report, Schedule

@@ -13,7 +13,6 @@ from kvio.abc import Backend, RunAll
 from kvio.backends.posix import large, outcome
 from kvio.backends.posix.engine import Engine
 from kvio.backends.posix.layout import Directories, key_of, make_fan_out, walk_files
-from kvio.backends.posix.medium import Medium, examine
 from kvio.backends.posix.modes import chooser
 from kvio.backends.posix.options import PosixOptions, options_from_url
 from kvio.backends.posix.quick import Quick
@@ -27,6 +26,7 @@ from kvio.backends.posix.root import (
 )
 from kvio.buffers import BouncePool, total_bytes
 from kvio.errors import BlockNotFoundError, ConfigError, KvioError, UnsupportedError, storage_error
+from kvio.medium import Medium, examine
 from kvio.policies import BY_SIZE, CACHE_AWARE, Always, Policy, load_calibration
 from kvio.policies import Hybrid as HybridPolicy
 from kvio.types import (

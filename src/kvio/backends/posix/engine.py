@@ -14,10 +14,10 @@ from kvio._native.ops import Answer, Ops, Tally
 from kvio.abc import RunAll
 from kvio.backends.posix import outcome
 from kvio.backends.posix.layout import LEAVES, Directories, split_key
-from kvio.backends.posix.medium import Medium
 from kvio.backends.posix.modes import BOUNCING, LOOK, Choice, Chooser, choose_all
 from kvio.backends.posix.options import PosixOptions
 from kvio.buffers import BouncePool
+from kvio.medium import Medium
 from kvio.types import BlockResult, Blocks, Cancellation, IfExists, Level, Parts, Receipt
 
 IF_EXISTS: Final = {"keep": lib.KVIO_KEEP, "replace": lib.KVIO_REPLACE, "error": lib.KVIO_ERROR}

@@ -1,0 +1,117 @@
+"""Single steps on files and names, each a system call that tests can fail; all raise OSError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kvio._native import NULL, Memory, Template, check, ffi, from_buffer, lib, new, set_bounce
+from kvio._native.faults import current_fault
+
+_PARTS: Final[Any] = ffi.typeof("kvio_part[]")
+
+
+def create(dirfd: int, name: str) -> int:
+    """Make a file that did not exist, 0600, open for reading and writing."""
+    return check(lib.kvio_file_create(current_fault(), dirfd, name.encode()), name)
+
+
+def open_file(dirfd: int, name: str, flags: int) -> int:
+    """Open a file, never through a link."""
+    return check(lib.kvio_file_open(current_fault(), dirfd, name.encode(), flags), name)
+
+
+def allocate(fd: int, nbytes: int, *, preallocate: bool) -> bool:
+    """Give a file its full size; False: as a hole, no blocks are allocated."""
+    return check(lib.kvio_file_allocate(current_fault(), fd, nbytes, preallocate)) == 0
+
+
+def truncate(fd: int, nbytes: int) -> None:
+    """Cut a file to its size."""
+    check(lib.kvio_file_truncate(current_fault(), fd, nbytes))
+
+
+def sync(fd: int) -> None:
+    """Wait until all bytes of a file are on stable storage: fdatasync(2)."""
+    check(lib.kvio_file_sync(current_fault(), fd))
+
+
+def set_mode(fd: int, mode: int) -> None:
+    """Set a file's permissions."""
+    check(lib.kvio_file_mode(current_fault(), fd, mode))
+
+
+def close(fd: int) -> None:
+    """Close a descriptor, which is gone even when this raises."""
+    check(lib.kvio_file_close(current_fault(), fd))
+
+
+def move(dirfd: int, name: str, to: str, *, replace: bool) -> None:
+    """Rename a file in its directory; without *replace* a name that is taken is refused."""
+    check(lib.kvio_name_move(current_fault(), dirfd, name.encode(), to.encode(), replace), to)
+
+
+def remove(dirfd: int, name: str) -> None:
+    """Remove a name."""
+    check(lib.kvio_name_remove(current_fault(), dirfd, name.encode()), name)
+
+
+def sync_dir(dirfd: int) -> None:
+    """Wait until the names of a directory are on stable storage."""
+    check(lib.kvio_dir_sync(current_fault(), dirfd))
+
+
+class Words:
+    """A mapped file's memory for the C core, which counts cells and wakes waiters in it."""
+
+    __slots__ = ("_base", "_memory")
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = from_buffer(memory, require_writable=True)
+        self._base = int(ffi.cast("uintptr_t", self._memory))
+
+    def cells(self, at: int) -> Any:
+        """Give the address of cells that begin *at* bytes into the memory."""
+        return ffi.cast("kvio_cell *", self._base + at)
+
+    def wait(self, at: int, value: int, timeout_s: float) -> None:
+        """Sleep while the word there has *value*, *timeout_s* at most; may wake early."""
+        lib.kvio_wait_word(ffi.cast("uint32_t *", self._base + at), value, int(timeout_s * 1e9))
+
+    def bump(self, at: int) -> None:
+        """Add one to the word there and wake who waits."""
+        lib.kvio_bump_word(ffi.cast("uint32_t *", self._base + at))
+
+
+def count_bytes(cell: Any, data: memoryview, behind: int) -> None:
+    """Count bytes as written to a cell, *behind* bytes before its end."""
+    lib.kvio_shared_count(cell, from_buffer(data), len(data), behind)
+
+
+def write_parts(
+    template: Template,
+    fd: int,
+    parts: Sequence[memoryview],
+    offset: int,
+    nbytes: int,
+    *,
+    direct: bool,
+    bounce: Memory | None,
+    checksum: bool,
+    stripe: tuple[int, int, int] = (0, 1 << 63, 1 << 62),
+    cells: Any = NULL,
+) -> None:
+    """Write flat views to a file at *offset*, all of them, and count them in its cells.
+
+    *stripe*: the origin and end of the stripe that *cells* divide, and the bytes of each.
+    """
+    call, op = ffi.new("kvio_call *", template.call[0]), new("kvio_op *")
+    call.fault = current_fault()
+    call.flags = lib.KVIO_CHECKSUM if checksum else 0
+    if bounce is not None:
+        set_bounce(call, bounce)
+    views = [from_buffer(part) for part in parts]
+    c_parts = new(_PARTS, list(zip(views, map(len, parts), strict=True)))
+    op.parts, op.nparts, op.nbytes, op.offset = c_parts, len(parts), nbytes, offset
+    op.fd, op.mode_taken = fd, lib.KVIO_MODE_DIRECT if direct else lib.KVIO_MODE_BUFFERED
+    check(lib.kvio_shared_write(call, op, new("kvio_stripe *", (*stripe, cells))))

@@ -1,0 +1,137 @@
+/*
+ * Files that several processes write, and the steps that give one its name.
+ *
+ * A file is divided into cells; one writer owns each.  A piece's checksum, shifted by
+ * the bytes of the cell behind it, is its share of the cell's checksum: shares come in
+ * any order and are joined by exclusive or.  What a cell counts as written was taken by
+ * the kernel before; a writer that dies in between leaves bytes that nobody counts.
+ */
+#include "transfer.h"
+
+#include <linux/futex.h>
+#include <time.h>
+
+static void count(kvio_cell *cell, uint32_t crc, uint64_t behind, uint64_t nbytes)
+{
+	uint32_t share = kvio_crc32c_combine(crc, 0, behind);
+
+	__atomic_fetch_xor(&cell->crc, share, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&cell->written, (uint32_t)nbytes, __ATOMIC_RELEASE);
+}
+
+/* Write op's parts at op->offset, all inside one stripe whose cells these are. */
+int kvio_shared_write(kvio_call *call, kvio_op *op, const kvio_stripe *stripe)
+{
+	uint64_t at = op->offset, end = op->offset + op->nbytes;
+
+	op->status = 0;
+	while (at < end) {
+		uint64_t cell = (at - stripe->origin) / stripe->cell_bytes;
+		uint64_t cell_end = kvio_min(stripe->origin + (cell + 1) * stripe->cell_bytes,
+					     stripe->end);
+		uint64_t n = kvio_min(cell_end, end) - at;
+		uint32_t crc = 0;
+
+		op->status = kvio_stream_write(call, op, at, n, 0, &crc);
+		if (op->status < 0) {
+			op->site = KVIO_SITE_WRITE;
+			return op->status;
+		}
+		if (stripe->cells)
+			count(&stripe->cells[cell], crc, cell_end - at - n, n);
+		at += n;
+	}
+	return 0;
+}
+
+/* Count bytes that stand elsewhere for now, in a block that several writers share. */
+void kvio_shared_count(kvio_cell *cell, const void *bytes, size_t nbytes, uint64_t behind)
+{
+	count(cell, kvio_crc32c(0, bytes, nbytes), behind, nbytes);
+}
+
+int kvio_file_create(kvio_fault *fault, int dirfd, const char *name)
+{
+	int fd = sys_openat(fault, KVIO_SITE_OPEN_TEMP, dirfd, name,
+			    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600), r;
+
+	if (fd < 0)
+		return fd;
+	r = sys_fchmod(fault, fd, 0600);	/* whatever the umask took away */
+	if (r < 0)
+		sys_close(NULL, fd);
+	return r < 0 ? r : fd;
+}
+
+int kvio_file_open(kvio_fault *fault, int dirfd, const char *name, int flags)
+{
+	return sys_openat(fault, KVIO_SITE_OPEN_READ, dirfd, name, flags | O_NOFOLLOW, 0);
+}
+
+/* Full size, all blocks allocated; 1: the file system cannot, and the file is a hole. */
+int kvio_file_allocate(kvio_fault *fault, int fd, uint64_t nbytes, int preallocate)
+{
+	int r = preallocate && nbytes ? sys_fallocate(fault, fd, nbytes) : -EOPNOTSUPP;
+
+	if (r != -EOPNOTSUPP && r != -ENOSYS)
+		return r;
+	r = sys_ftruncate(fault, fd, nbytes);
+	return r < 0 ? r : 1;
+}
+
+int kvio_file_truncate(kvio_fault *fault, int fd, uint64_t nbytes)
+{
+	return sys_ftruncate(fault, fd, nbytes);
+}
+
+int kvio_file_sync(kvio_fault *fault, int fd)
+{
+	return sys_fdatasync(fault, fd);
+}
+
+int kvio_file_mode(kvio_fault *fault, int fd, unsigned int mode)
+{
+	return sys_fchmod(fault, fd, (mode_t)mode);
+}
+
+int kvio_file_close(kvio_fault *fault, int fd)
+{
+	return sys_close(fault, fd);
+}
+
+/* Give a file another name in its directory.  Where RENAME_NOREPLACE is not known, a
+ * link refuses a name that is taken just as well. */
+int kvio_name_move(kvio_fault *fault, int dirfd, const char *from, const char *to, int replace)
+{
+	int r = sys_renameat2(fault, dirfd, from, to, replace ? 0 : RENAME_NOREPLACE);
+
+	if (replace || (r != -EINVAL && r != -ENOSYS))
+		return r;
+	r = sys_linkat(fault, dirfd, from, dirfd, to, 0);
+	return r < 0 ? r : sys_unlinkat(fault, dirfd, from);
+}
+
+int kvio_name_remove(kvio_fault *fault, int dirfd, const char *name)
+{
+	return sys_unlinkat(fault, dirfd, name);
+}
+
+int kvio_dir_sync(kvio_fault *fault, int dirfd)
+{
+	return sys_fsync_dir(fault, dirfd);
+}
+
+/* Sleep while a word of shared memory has this value; -ETIMEDOUT, -EAGAIN, -EINTR. */
+int kvio_wait_word(uint32_t *word, uint32_t value, uint64_t timeout_ns)
+{
+	struct timespec t = { (time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u) };
+
+	return syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0) ? -errno : 0;
+}
+
+/* Change a word and wake who waits for that. */
+void kvio_bump_word(uint32_t *word)
+{
+	__atomic_fetch_add(word, 1, __ATOMIC_RELEASE);
+	syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}

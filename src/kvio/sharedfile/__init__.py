@@ -1,0 +1,7 @@
+"""One file that many processes write, each its own part; docs/sharedfile.md."""
+
+from kvio.sharedfile.file import SharedFile
+from kvio.sharedfile.layout import Extent, Missing
+from kvio.sharedfile.planning import SharedFileOptions
+
+__all__ = ["Extent", "Missing", "SharedFile", "SharedFileOptions"]

@@ -1,0 +1,395 @@
+"""`SharedFile`: what a user holds."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+from kvio import forks
+from kvio.buffers import Data, as_parts, total_bytes
+from kvio.errors import ConfigError, StoreClosedError, UnsupportedError
+from kvio.executor import Executor
+from kvio.sharedfile import planning, sealing, steps
+from kvio.sharedfile.index import Index
+from kvio.sharedfile.layout import Extent, Layout, Missing
+from kvio.sharedfile.map import Map, State
+from kvio.sharedfile.names import Names, open_names
+from kvio.sharedfile.planning import SharedFileOptions
+from kvio.sharedfile.reading import Reader, open_sealed
+from kvio.sharedfile.writing import CANNOT_WRITE, Writer
+from kvio.types import MiB, Receipt, Verify
+
+Path = str | os.PathLike[str]
+
+_CHUNK_BYTES: Final = 4 * MiB
+_QUEUED_BYTES: Final = 256 * MiB
+
+
+class SharedFile:
+    """One file that several writers write side by side, each its own *domain*.
+
+    `create` makes it and gives the handle that seals; other threads use that handle, other
+    processes `open` their own, with their rank. Until `seal` nothing stands under the path; after
+    it the whole file does, and reads verify its checksums. All on one machine: writers meet in a
+    file that they map.
+
+    A handle is thread-safe. It does not cross a fork: open one in the child. As a context manager
+    it is closed at the end, and aborted where an exception ends the block of the one that seals.
+
+    Attributes:
+        path: as given.
+        rank: the rank that this handle writes for; None: any that no other handle does.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        *,
+        rank: int | None = None,
+        map_: Map | None = None,
+        fd: int = -1,
+        seals: bool = False,
+        reason: str = "",
+        io_threads: int = 4,
+        verify: Verify = "full",
+    ) -> None:
+        """Not for users: `create`, `open`, `recover` and `from_comm` make handles."""
+        self.path, self.rank = names.path, rank
+        self._names, self._map, self._fd = names, map_, fd
+        self._seals, self._reason, self._verify = seals, reason, verify
+        self._io_threads = io_threads
+        self._executor: Executor | None = None
+        self._reader: Reader | None = None
+        self._writer: Writer | None = None
+        self._closed = ""
+        if map_ is not None:
+            self._writer = Writer(
+                map_, fd, self.path, rank=rank, chunk_bytes=_CHUNK_BYTES, bounces=io_threads
+            )
+        forks.watch(self)
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        size: int,
+        *,
+        writers: int = 1,
+        options: SharedFileOptions | None = None,
+        **choices: Any,
+    ) -> Self:
+        """Make a file of *size* bytes for *writers* ranks; the handle that may seal it.
+
+        Args:
+            path: where it will stand once it is sealed; its directory must exist.
+            size: of the payload, in bytes.
+            writers: how many ranks write it.
+            options: see `SharedFileOptions`; its fields may be given as keywords instead.
+            choices: fields of `SharedFileOptions`.
+
+        Raises:
+            ConfigError: an option cannot be, or the medium cannot be durable where that is asked.
+            BlockExistsError: the path is taken, being written, or was left unfinished.
+            StorageFullError: there is no room for all of it; nothing is left behind.
+        """
+        chosen = planning.choose_options(options, choices)
+        names = open_names(path)
+        try:
+            plan, reason = planning.make_plan(names, size, writers, chosen)
+            map_, fd, allocated = steps.create(names, plan, preallocate=chosen.preallocate)
+        except BaseException:
+            names.close()
+            raise
+        note = "" if allocated or not chosen.preallocate else "; the medium cannot preallocate"
+        return cls(
+            names, map_=map_, fd=fd, seals=True, reason=reason + note, io_threads=chosen.io_threads
+        )
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        rank: int | None = None,
+        *,
+        io_threads: int = 4,
+        verify: Verify = "full",
+    ) -> Self:
+        """Open a file to write the domain of *rank*, or, without a rank, a sealed one to read.
+
+        What a handle of this rank that is gone wrote of a cell in part is to be written anew:
+        `missing` tells.
+
+        Raises:
+            BlockNotFoundError: there is none, or none that is sealed.
+            BlockExistsError: another handle writes for the rank.
+            ConfigError: there is no such rank.
+            CorruptBlockError: it cannot be read as a shared file, or was made by another version.
+        """
+        names = open_names(path)
+        try:
+            if rank is None:
+                return cls._sealed(names, verify)
+            return cls._joined(names, rank, io_threads)
+        except BaseException:
+            names.close()
+            raise
+
+    @classmethod
+    def _sealed(cls, names: Names, verify: Verify) -> Self:
+        planning.check_verify(verify)
+        file = cls(names, verify=verify)
+        file._open_reader()
+        return file
+
+    @classmethod
+    def _joined(cls, names: Names, rank: int, io_threads: int) -> Self:
+        map_, fd = steps.join(names)
+        try:
+            map_.plan.layout.domain(rank)  # refuses what is no rank
+            file = cls(names, rank=rank, map_=map_, fd=fd, io_threads=io_threads)
+            assert file._writer is not None
+            file._writer.claim(rank)
+        except BaseException:
+            os.close(fd)
+            map_.close()
+            raise
+        return file
+
+    @classmethod
+    def recover(cls, path: Path, *, io_threads: int = 4) -> Self:
+        """Take over a file whose creator is gone, to go on with it, seal it or `abort` it.
+
+        Complete cells count, and `missing` tells the others; after a restart of the machine none
+        counts. What was written before is read again, past the page cache, when the file is
+        sealed. A file that was sealed already is opened for reading.
+
+        Raises:
+            BlockNotFoundError: there is nothing to go on with; what was left has been removed.
+            BlockExistsError: the handle that seals it is alive.
+            CorruptBlockError: what is there was damaged or made by another version.
+        """
+        names = open_names(path)
+        try:
+            found = steps.recover(names, planning.boot_id())
+            if found is None:
+                return cls._sealed(names, "full")
+        except BaseException:
+            names.close()
+            raise
+        map_, fd = found
+        return cls(
+            names, map_=map_, fd=fd, seals=True, reason="after a recovery", io_threads=io_threads
+        )
+
+    @property
+    def size(self) -> int:
+        """The bytes of the payload."""
+        return self._layout.size
+
+    @property
+    def writers(self) -> int:
+        """How many ranks there are."""
+        return self._layout.writers
+
+    @property
+    def mode(self) -> Literal["buffered", "direct"] | None:
+        """How writers write; None: the file is sealed."""
+        if self._map is None:
+            return None
+        return "direct" if self._map.plan.direct else "buffered"
+
+    @property
+    def align(self) -> int:
+        """File blocks, in bytes: writes that begin and end on one go straight to the medium."""
+        return self._layout.align
+
+    def domain(self, rank: int | None = None) -> tuple[Extent, ...]:
+        """Give the extents that a rank writes, in file order; None: the rank of this handle.
+
+        Raises:
+            ConfigError: there is no such rank.
+        """
+        if rank is None:
+            rank = self.rank
+        if rank is None:
+            raise ConfigError("this handle has no rank of its own: name one")
+        return self._layout.domain(rank)
+
+    def pwrite(self, data: Data, offset: int) -> int:
+        """Write all bytes of *data* at *offset* of the file; the count.
+
+        May be called from any thread, in any order, for any piece of a domain, but for every byte
+        once. When it returns, the source may be reused; whether the bytes survive is for `seal`
+        to say.
+
+        Args:
+            data: a buffer, a CPU tensor, or a sequence of them.
+            offset: where the first byte goes, counted from the start of the file.
+
+        Raises:
+            BlockSizeError: it does not fit the file or the domain, or overlaps what was written.
+            BlockExistsError: another handle writes for that rank.
+            StoreClosedError: the file is sealed, aborted, or a writer's I/O failed.
+            StorageError: the medium failed: this file cannot be sealed any more.
+        """
+        return self._writing().pwrite(data, offset)
+
+    def submit_pwrite(self, data: Data, offset: int) -> Future[int]:
+        """Write in another thread; the source must stay as it is until the future is done.
+
+        Blocks while writes of more than 256 MiB wait. Errors as `pwrite`, from the future.
+        """
+        writer = self._writing()
+        nbytes = total_bytes(as_parts(data))
+        if self._executor is None:
+            self._executor = Executor(threads=self._io_threads, max_queued_bytes=_QUEUED_BYTES)
+        job = self._executor.submit(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)
+        return job.future
+
+    def missing(self, rank: int | None = None) -> list[Missing]:
+        """List what is not whole yet, of a rank or of all, cell by cell, in file order."""
+        return [] if self._map is None else list(self._map.missing(rank))
+
+    def seal(self, timeout: float | None = 0.0) -> Receipt:
+        """Publish the file under its path, whole; this handle reads it from then on.
+
+        Args:
+            timeout: how many seconds to wait for writers that have not written all; None: as
+                long as it takes.
+
+        Returns:
+            A receipt: the bytes and checksum of the payload and the level that was reached.
+
+        Raises:
+            UnsupportedError: this handle neither created nor recovered the file.
+            StorageTimeoutError: bytes are missing; says of whom and which. Try again later.
+            StoreClosedError: it is sealed or aborted.
+            StorageError: the medium, or a writer, failed: there is no file, but where the sync
+                of its directory failed; abort it.
+        """
+        map_ = self._sealing()
+        self._finish_own()
+        sealing.wait_until_whole(self._names, map_, timeout)
+        receipt = sealing.seal(self._names, map_, self._fd, reason=self._reason)
+        self._leave_map()
+        self._open_reader()
+        return receipt
+
+    def abort(self) -> None:
+        """Remove what there is and close; calls of other writers fail from now on.
+
+        Raises:
+            UnsupportedError: this handle neither created nor recovered the file.
+            StoreClosedError: it is sealed or aborted.
+        """
+        map_ = self._sealing()
+        steps.abort(self._names, map_)
+        self.close()
+
+    def pread_into(self, out: Data, offset: int = 0) -> int:
+        """Fill *out* with the bytes of a sealed file from *offset* on; the count.
+
+        Cells that are read in part are read whole to verify them: *verify* of `open`.
+
+        Raises:
+            UnsupportedError: the file is not sealed.
+            BlockSizeError: the range does not fit the file.
+            CorruptBlockError: the bytes are not those written.
+        """
+        self._check_open()
+        if self._reader is None:
+            raise UnsupportedError(f"{self.path!r} is not sealed: it cannot be read yet")
+        return self._reader.pread_into(out, offset)
+
+    def close(self) -> None:
+        """Finish this handle's writes and close it; a file that is not sealed stays unfinished.
+
+        Raises:
+            StorageError: the medium did not take all bytes; the file cannot be sealed.
+        """
+        if self._closed:
+            return
+        self._closed = "is closed"
+        forks.forget(self)
+        try:
+            if self._map is not None and self._map.state is State.OPEN:
+                self._finish_own()
+        finally:
+            self._leave_map()
+            if self._reader is not None:
+                self._reader.close()
+            self._names.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None and self._seals and not self._closed and self._reader is None:
+            self.abort()
+        else:
+            self.close()
+
+    def __repr__(self) -> str:
+        what = "sealed" if self._map is None else self._map.state.name.lower()
+        return f"<SharedFile {self.path!r} {what}>"
+
+    @property
+    def _layout(self) -> Layout:
+        if self._map is not None:
+            return self._map.plan.layout
+        return self._index.layout
+
+    @property
+    def _index(self) -> Index:
+        if self._reader is None:
+            raise StoreClosedError(f"this handle of {self.path!r} {self._closed}")
+        return self._reader.index
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError(f"this handle of {self.path!r} {self._closed}")
+
+    def _writing(self) -> Writer:
+        self._check_open()
+        if self._writer is None:
+            raise StoreClosedError(f"{self.path!r} {CANNOT_WRITE[State.SEALED]}")
+        return self._writer
+
+    def _sealing(self) -> Map:
+        self._check_open()
+        if self._map is None:
+            raise StoreClosedError(f"{self.path!r} {CANNOT_WRITE[State.SEALED]}")
+        if not self._seals:
+            raise UnsupportedError(
+                f"only the handle that created or recovered {self.path!r} seals or aborts it"
+            )
+        return self._map
+
+    def _finish_own(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+        if self._writer is not None:
+            self._writer.finish()
+
+    def _leave_map(self) -> None:
+        if self._map is not None:
+            map_, self._map, self._writer = self._map, None, None
+            map_.close()
+            os.close(self._fd)
+
+    def _open_reader(self) -> None:
+        fd, index = open_sealed(self._names)
+        self._reader = Reader(fd, index, self.path, self._verify)
+
+    def _after_fork(self) -> None:
+        """In a child: let go of the parent's locks, which are those of this open file too."""
+        self._closed = "belongs to the parent process: open it anew"
+        if self._map is not None:
+            self._map.close()

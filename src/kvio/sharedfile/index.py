@@ -1,0 +1,108 @@
+"""The end of a sealed file: the checksums of its cells, and a trailer; docs/format.md."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvio import _native
+from kvio.errors import ConfigError
+from kvio.sharedfile.layout import MAX_WRITERS, Layout
+from kvio.sharedfile.words import pack_words, unpack_words
+
+MAGIC: Final = b"KVIOSHF\n"
+VERSION: Final = 1
+FLAG_CHECKSUM: Final = 1
+TRAILER_BYTES: Final = 96
+
+_HEAD = struct.Struct("<8sHHI16sQQQIIII20x")
+_CRC = struct.Struct("<I")
+
+
+class SealError(ValueError):
+    """These bytes do not end a sealed shared file; the message says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What a sealed file says of itself; *checksums* of its cells, None: none were computed."""
+
+    file_id: bytes
+    layout: Layout
+    checksums: Sequence[int] | None
+
+
+def starts_at(layout: Layout) -> int:
+    """Where the index of a file begins: on the first file block behind the payload."""
+    return -(-layout.size // layout.align) * layout.align
+
+
+def nbytes_of(layout: Layout, *, checksum: bool) -> int:
+    """How long index and trailer are together."""
+    return 8 * len(layout.sizes) + 4 * layout.cells * checksum + TRAILER_BYTES
+
+
+def pack(index: Index) -> bytes:
+    """Encode an index and its trailer."""
+    layout = index.layout
+    table = pack_words("Q", layout.sizes) + pack_words("I", index.checksums or ())
+    flags = 0 if index.checksums is None else FLAG_CHECKSUM
+    head = _HEAD.pack(
+        MAGIC, VERSION, flags, layout.writers, index.file_id, layout.size, layout.stripe_bytes,
+        layout.cells, layout.cell_bytes, layout.align, len(layout.sizes), _native.crc32c(table),
+    )  # fmt: skip
+    return table + head + _CRC.pack(_native.crc32c(head))
+
+
+def table_nbytes(trailer: bytes) -> int:
+    """Give how many bytes of index stand before a trailer, to be read for `unpack`.
+
+    Raises:
+        SealError: it is no trailer of this version, or damaged.
+    """
+    if len(trailer) != TRAILER_BYTES:
+        raise SealError("shorter than a trailer")
+    head = trailer[: _HEAD.size]
+    magic, version, flags, *_ = fields = _HEAD.unpack(head)
+    if magic != MAGIC:
+        raise SealError("it does not end as a sealed shared file does")
+    if version != VERSION or flags & ~FLAG_CHECKSUM:
+        raise SealError(f"version {version} with flags {flags} is not known to this kvio")
+    if _CRC.unpack(trailer[_HEAD.size :])[0] != _native.crc32c(head):
+        raise SealError("the checksum of its trailer is wrong")
+    return int(8 * fields[10] + 4 * fields[7] * (flags & FLAG_CHECKSUM))
+
+
+def unpack(table: bytes, trailer: bytes, file_nbytes: int) -> Index:
+    """Decode the end of a file of *file_nbytes* bytes and check all it says.
+
+    Raises:
+        SealError: it is not whole, or does not fit the file.
+    """
+    nbytes = table_nbytes(trailer)
+    (_, _, flags, writers, file_id, size, stripe_bytes, cells, cell_bytes, align, nsizes,
+     table_crc) = _HEAD.unpack(trailer[: _HEAD.size])  # fmt: skip
+    if len(table) != nbytes or table_crc != _native.crc32c(table):
+        raise SealError("the checksum of its index is wrong")
+    sizes = unpack_words("Q", table[: 8 * nsizes])
+    try:
+        layout = Layout(size, min(writers, MAX_WRITERS), align, cell_bytes, stripe_bytes, sizes)
+    except ConfigError as exc:
+        raise SealError(str(exc)) from exc
+    checksums = unpack_words("I", table[8 * nsizes :]) if flags & FLAG_CHECKSUM else None
+    whole = starts_at(layout) + nbytes_of(layout, checksum=checksums is not None)
+    if cells != layout.cells or whole != file_nbytes:
+        raise SealError(f"it has {file_nbytes} bytes, not {whole}")
+    return Index(file_id, layout, checksums)
+
+
+def whole_checksum(index: Index) -> int | None:
+    """Join the checksums of all cells to that of the payload."""
+    if index.checksums is None:
+        return None
+    checksums = index.checksums
+    return _native.crc32c_combine(
+        (checksums[number], end - start) for _, number, start, end in index.layout.all_cells()
+    )

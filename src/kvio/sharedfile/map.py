@@ -1,0 +1,232 @@
+"""The map beside a shared file while it is written: who is there, and what has been written.
+
+It is a file that all writers map, removed when the shared file is sealed. Locks on its bytes say
+who is alive: a rank's byte is locked by the handle that writes for it, the last one by the handle
+that may seal. The kernel lets go of them when a process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, Final
+
+from kvio._native import files
+from kvio._native.files import Words
+from kvio.sharedfile import plan as plans
+from kvio.sharedfile.layout import Missing
+from kvio.sharedfile.plan import DOUBT_AT, INODE_AT, PROGRESS_AT, STATE_AT, WRITER_BYTES, Plan
+
+_U32 = struct.Struct("=I")
+_INODE = struct.Struct("=QQ")
+_WRITER = struct.Struct("=IiII")
+_LOCK: Final = struct.Struct("=hh4xqqi4x")
+_BUSY: Final = (errno.EAGAIN, errno.EACCES)
+#: A length for `lock`: to the end of the file and beyond.
+ALL_BYTES: Final = 0
+
+
+class State(IntEnum):
+    """How far a shared file has come."""
+
+    PREPARING = 0
+    OPEN = 1
+    SEALING = 2
+    SEALED = 3
+    ABORTED = 4
+    FAILED = 5
+
+
+class Map:
+    """A mapped map; the words in it are shared with every process that has it open."""
+
+    def __init__(self, fd: int, memory: mmap.mmap, plan: Plan) -> None:
+        self.fd = fd  # for locks alone: the descriptor that is mapped stays open for ever
+        self.plan = plan
+        self._memory = memory
+        self._view = memoryview(self._memory)
+        self._words = Words(self._memory)
+        layout = plan.layout
+        self._cells: Any = self._words.cells(plan.cells_at)
+        self._rows = self._view[plan.cells_at : plan.cells_at + 8 * layout.cells].cast("I")
+
+    @property
+    def state(self) -> State:
+        """How far the file has come."""
+        return State(min(self._word(STATE_AT), State.FAILED))
+
+    @state.setter
+    def state(self, state: State) -> None:
+        _U32.pack_into(self._view, STATE_AT, state)
+        self.tell()
+
+    @property
+    def in_doubt(self) -> bool:
+        """Bytes were written before this seal's descriptor was opened: read them again."""
+        return bool(self._word(DOUBT_AT))
+
+    def doubt(self) -> None:
+        """Say that what was written must be read again before a seal."""
+        _U32.pack_into(self._view, DOUBT_AT, 1)
+
+    @property
+    def inode(self) -> tuple[int, int]:
+        """The device and inode of the data file."""
+        device, number = _INODE.unpack_from(self._view, INODE_AT)
+        return device, number
+
+    @inode.setter
+    def inode(self, inode: tuple[int, int]) -> None:
+        _INODE.pack_into(self._view, INODE_AT, *inode)
+
+    def _word(self, at: int) -> int:
+        return int(_U32.unpack_from(self._view, at)[0])
+
+    # Progress.
+
+    def tell(self) -> None:
+        """Wake who waits for progress."""
+        self._words.bump(PROGRESS_AT)
+
+    def progress(self) -> int:
+        """A number that changes with what `wait` waits for."""
+        return self._word(PROGRESS_AT)
+
+    def wait(self, progress: int, timeout_s: float) -> None:
+        """Sleep until something was told since *progress*, *timeout_s* at most."""
+        self._words.wait(PROGRESS_AT, progress, timeout_s)
+
+    # Cells.
+
+    def cell_address(self, number: int) -> Any:
+        """Where a cell stands, for the C core."""
+        return self._cells + number
+
+    def checksum(self, number: int) -> int:
+        """The checksum of a cell whose bytes have all been written."""
+        return self._rows[2 * number]
+
+    def written(self, number: int) -> int:
+        """How many bytes of a cell have been written."""
+        return self._rows[2 * number + 1]
+
+    def clear(self, number: int) -> None:
+        """Forget what was written of a cell."""
+        self._rows[2 * number] = self._rows[2 * number + 1] = 0
+
+    def missing(self, rank: int | None = None) -> Iterator[Missing]:
+        """Yield the cells that are not whole, of a rank or of all, in file order."""
+        layout = self.plan.layout
+        cells = (
+            layout.all_cells()
+            if rank is None
+            else ((rank, *cell) for s in layout.stripes_of(rank) for cell in layout.cells_of(s))
+        )
+        for owner, number, start, end in cells:
+            if self.written(number) != end - start:
+                yield Missing(owner, start, end - start)
+
+    def block(self, index: int) -> memoryview:
+        """View a file block that several writers share, by its place among them."""
+        align = self.plan.layout.align
+        at = self.plan.blocks_at + index * align
+        return self._view[at : at + align]
+
+    # Writers.
+
+    def fail(self, rank: int, number: int) -> None:
+        """Say that a writer's I/O failed: the file can only be aborted."""
+        at = plans.WRITERS_AT + WRITER_BYTES * rank
+        _WRITER.pack_into(self._view, at, 1, number, os.getpid(), 0)
+        self.state = State.FAILED
+
+    def failures(self) -> list[tuple[int, int]]:
+        """Give the ranks whose I/O failed, and the errno of each."""
+        found = []
+        for rank in range(self.plan.layout.writers):
+            failed, number, _, _ = _WRITER.unpack_from(
+                self._view, plans.WRITERS_AT + WRITER_BYTES * rank
+            )
+            if failed:
+                found.append((rank, number))
+        return found
+
+    # Locks.
+
+    def lock(self, byte: int) -> bool:
+        """Take a byte's lock; False: another handle has it."""
+        return lock(self.fd, byte)
+
+    def unlock(self, byte: int) -> None:
+        """Give a byte's lock back."""
+        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+
+    def is_locked(self, byte: int) -> bool:
+        """Tell whether another handle has a byte's lock."""
+        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked)
+        return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    def lock_to_seal(self) -> bool:
+        """Become the handle that may seal; False: another one is."""
+        return self.lock(self.plan.layout.writers)
+
+    def close(self) -> None:
+        """Let go of all locks; what is mapped stays until nobody uses it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def open_map(fd: int, plan: Plan, *, dirfd: int, name: str) -> Map:
+    """Map a map; *fd*, which takes its locks, belongs to the answer from now on.
+
+    Raises:
+        PlanError: another file has its name by now.
+    """
+    other = files.open_file(dirfd, name, os.O_RDWR)
+    try:
+        if not os.path.samestat(os.fstat(fd), os.fstat(other)):
+            raise plans.PlanError("it was replaced")
+        return Map(fd, mmap.mmap(other, plan.map_nbytes, mmap.MAP_SHARED), plan)
+    finally:
+        os.close(other)
+
+
+def lock(fd: int, byte: int, nbytes: int = 1) -> bool:
+    """Take the lock of bytes of a file for this descriptor; False: another one has it."""
+    asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, nbytes, 0)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, asked)
+    except OSError as exc:
+        if exc.errno in _BUSY:
+            return False
+        raise
+    return True
+
+
+def write_map(fd: int, plan: Plan) -> None:
+    """Fill a new file with a map of which nothing has been written yet."""
+    head, sizes = plans.pack(plan)
+    os.posix_fallocate(fd, 0, plan.map_nbytes)
+    os.pwrite(fd, sizes, plan.sizes_at)
+    os.pwrite(fd, head, 0)
+
+
+def read_plan(fd: int) -> Plan:
+    """Read the plan at the beginning of a map.
+
+    Raises:
+        PlanError: it is none.
+    """
+    info = os.fstat(fd)
+    head = os.pread(fd, plans.WRITERS_AT, 0)
+    if len(head) < plans.WRITERS_AT:
+        raise plans.PlanError("shorter than a map's head")
+    rest = plans.room_of(head)
+    return plans.unpack(head + os.pread(fd, rest, plans.WRITERS_AT), info.st_size)

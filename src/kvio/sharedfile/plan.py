@@ -1,0 +1,148 @@
+"""The fixed part of a map: what all writers of a shared file agree on, as bytes; docs/format.md."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from kvio import _native
+from kvio.errors import ConfigError
+from kvio.sharedfile.layout import MAX_WRITERS, Layout
+from kvio.sharedfile.words import pack_words, unpack_words
+
+MAGIC: Final = b"KVIOMAP\n"
+VERSION: Final = 1
+FLAG_DIRECT: Final = 1
+FLAG_CHECKSUM: Final = 2
+FLAG_DURABLE: Final = 4
+FLAG_INDEX: Final = 8
+FLAG_REPLACE: Final = 16
+_KNOWN_FLAGS: Final = 31
+
+_FIXED = struct.Struct("<8sHHI16s16sQQQQII36x")
+_CRC = struct.Struct("<I")
+HEAD_BYTES: Final = _FIXED.size + _CRC.size  # 128
+#: Behind the head: state, progress, whether bytes must be read again before a seal, padding,
+#: the device and inode of the data.
+STATE_AT: Final = 128
+PROGRESS_AT: Final = 132
+DOUBT_AT: Final = 136
+INODE_AT: Final = 144
+WRITERS_AT: Final = 192
+#: Of each writer: its state, the errno of its failure, its process.
+WRITER_BYTES: Final = 16
+
+
+class PlanError(ValueError):
+    """These bytes do not begin a map; the message says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a shared file is to become.
+
+    Attributes:
+        file_id: 16 random bytes that tell this file from others of its name.
+        boot_id: of the machine that made it; what is mapped does not outlive it.
+        layout: who writes what.
+        memory_align: what direct I/O asks of memory.
+        direct, checksum, durable: how bytes are written; *index*: whether checksums are kept in
+            the sealed file; *replace*: whether a standing file gives way.
+    """
+
+    file_id: bytes
+    boot_id: bytes
+    layout: Layout
+    memory_align: int
+    direct: bool
+    checksum: bool
+    durable: bool
+    index: bool
+    replace: bool
+
+    @property
+    def flags(self) -> int:
+        """The choices as bits."""
+        return (
+            FLAG_DIRECT * self.direct
+            | FLAG_CHECKSUM * self.checksum
+            | FLAG_DURABLE * self.durable
+            | FLAG_INDEX * self.index
+            | FLAG_REPLACE * self.replace
+        )
+
+    @property
+    def sizes_at(self) -> int:
+        """Where the sizes of domains stand in the map."""
+        return WRITERS_AT + WRITER_BYTES * self.layout.writers
+
+    @property
+    def cells_at(self) -> int:
+        """Where the cells stand, 8 bytes each."""
+        return self.sizes_at + 8 * len(self.layout.sizes)
+
+    @property
+    def blocks_at(self) -> int:
+        """Where the file blocks with several writers stand, aligned as in the file."""
+        end = self.cells_at + 8 * self.layout.cells
+        align = max(self.layout.align, 4096)
+        return -(-end // align) * align
+
+    @property
+    def map_nbytes(self) -> int:
+        """How long the map is."""
+        return self.blocks_at + len(self.layout.shared_blocks) * self.layout.align
+
+
+def pack(plan: Plan) -> tuple[bytes, bytes]:
+    """Encode a plan: the head of the map, and the sizes that stand at `Plan.sizes_at`."""
+    layout = plan.layout
+    sizes = pack_words("Q", layout.sizes)
+    head = _FIXED.pack(
+        MAGIC, VERSION, plan.flags, layout.writers, plan.file_id, plan.boot_id, layout.size,
+        layout.cell_bytes, layout.stripe_bytes, len(layout.sizes), layout.align, plan.memory_align,
+    )  # fmt: skip
+    return head + _CRC.pack(_native.crc32c(sizes, _native.crc32c(head))), sizes
+
+
+def room_of(head: bytes) -> int:
+    """Give how many bytes behind a map's first ones `unpack` wants to see."""
+    fields = _FIXED.unpack_from(head)
+    writers, nsizes = (min(int(fields[place]), MAX_WRITERS) for place in (3, 9))
+    return WRITER_BYTES * writers + 8 * nsizes
+
+
+def unpack(data: bytes, nbytes: int) -> Plan:
+    """Decode the beginning of a map of *nbytes* bytes and check all it says.
+
+    Raises:
+        PlanError: it is no map, of another version, damaged, or cut short.
+    """
+    if len(data) < WRITERS_AT:
+        raise PlanError("shorter than a map's head")
+    (magic, version, flags, writers, file_id, boot_id, size, cell_bytes, stripe_bytes, nsizes,
+     align, memory_align) = _FIXED.unpack_from(data)  # fmt: skip
+    if magic != MAGIC:
+        raise PlanError("it does not begin as a map of a shared file does")
+    if version != VERSION or flags & ~_KNOWN_FLAGS:
+        raise PlanError(f"version {version} with flags {flags} is not known to this kvio")
+    if writers > MAX_WRITERS or nsizes > MAX_WRITERS:
+        raise PlanError(f"{writers} writers, {nsizes} sizes")
+    at = WRITERS_AT + WRITER_BYTES * writers
+    sizes = data[at : at + 8 * nsizes]
+    crc = _CRC.unpack_from(data, _FIXED.size)[0]
+    if len(sizes) < 8 * nsizes or crc != _native.crc32c(sizes, _native.crc32c(data[: _FIXED.size])):
+        raise PlanError("the checksum of its head is wrong")
+    try:
+        layout = Layout(size, writers, align, cell_bytes, stripe_bytes, unpack_words("Q", sizes))
+    except ConfigError as exc:
+        raise PlanError(str(exc)) from exc
+    plan = Plan(
+        file_id, boot_id, layout, memory_align, bool(flags & FLAG_DIRECT),
+        bool(flags & FLAG_CHECKSUM), bool(flags & FLAG_DURABLE), bool(flags & FLAG_INDEX),
+        bool(flags & FLAG_REPLACE),
+    )  # fmt: skip
+    if not 1 <= memory_align <= _native.lib.KVIO_MAX_ALIGN or plan.map_nbytes != nbytes:
+        raise PlanError(f"it has {nbytes} bytes, not {plan.map_nbytes}")
+    return plan

@@ -1,0 +1,169 @@
+"""From a user's options and a medium to the plan of a shared file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from kvio.errors import ConfigError
+from kvio.medium import Medium, examine
+from kvio.policies import Hybrid
+from kvio.sharedfile.layout import Layout, even_sizes
+from kvio.sharedfile.names import Names
+from kvio.sharedfile.plan import Plan
+from kvio.sharedfile.steps import typed
+from kvio.types import Durability, IOMode, MiB, Verify
+from kvio.types import Layout as Ending
+
+Mode = Literal["hybrid", "buffered", "direct"]
+
+_CELL_BYTES: Final = 4 * MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedFileOptions:
+    """How a shared file is divided and written.
+
+    Attributes:
+        sizes: the bytes of each rank's domain, one after the other; None: even, whole blocks.
+        stripe_bytes: deal pieces of this length out in turn instead; 0: one domain after another.
+        align: file blocks in bytes, which two writers never share; "auto": what the file system
+            and its direct I/O ask for.
+        cell_bytes: a checksum is kept for every so many bytes: what a range read may have to
+            read besides, and what is written anew after a crash.
+        mode: "buffered", "direct", or "hybrid", which chooses one of them for the whole file.
+        durability: "durable": `seal` syncs file and directory; "visible": it does not.
+        layout: "block": checksums are kept behind the payload; "plain": the payload alone.
+        checksum: compute checksums.
+        preallocate: allocate all blocks before the first write.
+        if_exists: "error", or "replace": a file that stands gives way when this one is sealed.
+        io_threads: how many threads `submit_pwrite` uses.
+    """
+
+    sizes: tuple[int, ...] | None = None
+    stripe_bytes: int = 0
+    align: int | Literal["auto"] = "auto"
+    cell_bytes: int = _CELL_BYTES
+    mode: Mode = "hybrid"
+    durability: Durability = "durable"
+    layout: Ending = "block"
+    checksum: bool = True
+    preallocate: bool = True
+    if_exists: Literal["error", "replace"] = "error"
+    io_threads: int = 4
+
+    def __post_init__(self) -> None:
+        _check_choice("mode", self.mode, get_args(Mode))
+        _check_choice("durability", self.durability, get_args(Durability))
+        _check_choice("layout", self.layout, get_args(Ending))
+        _check_choice("if_exists", self.if_exists, ("error", "replace"))
+        if self.io_threads < 1:
+            raise ConfigError(f"io_threads must be 1 or more, not {self.io_threads}")
+        if self.align != "auto" and (self.align < 1 or self.align & (self.align - 1)):
+            raise ConfigError(f"align must be 'auto' or a power of two, not {self.align!r}")
+
+
+def check_verify(verify: str) -> None:
+    """Refuse what is no `Verify`."""
+    _check_choice("verify", verify, get_args(Verify))
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def choose_options(options: SharedFileOptions | None, choices: dict[str, Any]) -> SharedFileOptions:
+    """Take options as an object or as keywords.
+
+    Raises:
+        ConfigError: an option that is none, or both ways at once.
+    """
+    if options is not None and choices:
+        raise ConfigError("give options, or its fields as keywords, not both")
+    known = {field.name for field in fields(SharedFileOptions)}
+    unknown = sorted(set(choices) - known)
+    if unknown:
+        raise ConfigError(f"no option {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    if choices.get("sizes") is not None:
+        choices = {**choices, "sizes": tuple(choices["sizes"])}
+    return options or SharedFileOptions(**choices)
+
+
+def make_plan(
+    names: Names, size: int, writers: int, options: SharedFileOptions
+) -> tuple[Plan, str]:
+    """Decide what a file is to become, and say why it is written in this mode.
+
+    Raises:
+        ConfigError: an option cannot be, or the medium cannot be durable where that is asked.
+    """
+    with typed(names, "create"):
+        medium = examine(names.dirfd, names.new_map())
+        block = os.fstatvfs(names.dirfd).f_bsize
+    if options.durability == "durable" and medium.not_durable_because:
+        raise ConfigError(
+            f"{names.path!r} cannot be durable: {medium.not_durable_because}; "
+            "durability='visible' promises less"
+        )
+    direct, reason = _choose_mode(options, medium, size // max(writers, 1), writers)
+    layout = _lay_out(size, writers, options, _alignment(options, medium, block, direct=direct))
+    plan = Plan(
+        file_id=secrets.token_bytes(16),
+        boot_id=boot_id(),
+        layout=layout,
+        memory_align=medium.memory_align,
+        direct=direct,
+        checksum=options.checksum,
+        durable=options.durability == "durable",
+        index=options.layout == "block",
+        replace=options.if_exists == "replace",
+    )
+    return plan, reason
+
+
+def _choose_mode(
+    options: SharedFileOptions, medium: Medium, nbytes: int, writers: int
+) -> tuple[bool, str]:
+    if options.mode == "direct":
+        if not medium.direct_io:
+            raise ConfigError(f"no direct I/O here: {'; '.join(medium.notes) or medium.name}")
+        return True, "asked for"
+    if options.mode == "buffered":
+        return False, "asked for"
+    if not medium.direct_io:
+        return False, f"{medium.name} has no direct I/O here"
+    if writers == 1 and options.durability == "visible":
+        return False, "one writer, and nothing has to be durable: the page cache is faster"
+    decision = Hybrid().for_write(nbytes, writers)
+    return decision.mode is IOMode.DIRECT, f"{decision.reason}, a writer"
+
+
+def _alignment(options: SharedFileOptions, medium: Medium, block: int, *, direct: bool) -> int:
+    needed = max(block, medium.offset_align) if direct else block
+    if options.align == "auto":
+        return max(needed, 4096)
+    if options.align % needed:
+        raise ConfigError(f"align must be a multiple of {needed} here, not {options.align}")
+    return options.align
+
+
+def _lay_out(size: int, writers: int, options: SharedFileOptions, align: int) -> Layout:
+    sizes: tuple[int, ...] = ()
+    if options.sizes is not None:
+        sizes = options.sizes
+    elif not options.stripe_bytes and size >= 0 and writers >= 1:
+        sizes = even_sizes(size, writers, align)
+    return Layout(size, writers, align, options.cell_bytes, options.stripe_bytes, sizes)
+
+
+def boot_id() -> bytes:
+    """Tell boots of machines apart: 16 bytes; zeros where the kernel does not say."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        return bytes(16)
+    return bytes.fromhex(text.strip().replace("-", ""))[:16]

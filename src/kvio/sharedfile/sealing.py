@@ -1,0 +1,168 @@
+"""The end of a shared file's writing: all of it is there, synced, and gets its name."""
+
+from __future__ import annotations
+
+import time
+from itertools import groupby, islice
+from typing import Final
+
+from kvio import _native
+from kvio._native import files
+from kvio.errors import BlockExistsError, CorruptBlockError, StorageTimeoutError, storage_error
+from kvio.sharedfile import index as indices
+from kvio.sharedfile.index import Index
+from kvio.sharedfile.map import Map, State
+from kvio.sharedfile.names import Names
+from kvio.sharedfile.plan import Plan
+from kvio.sharedfile.reading import read_fully
+from kvio.sharedfile.steps import typed
+from kvio.types import IOMode, Level, MiB, Receipt
+
+_READ_ONLY: Final = 0o400
+#: How long a wait for other processes lasts before it looks whether they failed.
+_LOOK_EVERY_S: Final = 0.1
+_NAMED_AT_MOST: Final = 8
+
+
+def wait_until_whole(names: Names, map_: Map, timeout: float | None) -> None:
+    """Wait until every byte has been written.
+
+    Raises:
+        StorageTimeoutError: bytes are missing; who owes them is named.
+        StorageError: a writer's I/O failed.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        progress = map_.progress()
+        _check_failures(names, map_)
+        if next(map_.missing(), None) is None:
+            return
+        left = _LOOK_EVERY_S if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise StorageTimeoutError(_what_is_missing(names, map_), key=names.path)
+        map_.wait(progress, min(left, _LOOK_EVERY_S))
+
+
+def _check_failures(names: Names, map_: Map) -> None:
+    for rank, number in map_.failures():
+        raise storage_error(number, f"rank {rank} failed to write its part", key=names.path)
+
+
+def _what_is_missing(names: Names, map_: Map) -> str:
+    owed = []
+    for rank, cells in groupby(sorted(map_.missing()), key=lambda cell: cell.rank):
+        pieces = list(cells)
+        nbytes = sum(piece.nbytes for piece in pieces)
+        alive = "" if map_.is_locked(rank) else ", which nobody writes"
+        owed.append(f"rank {rank}{alive} (up to {nbytes} bytes from {pieces[0].offset})")
+    shown = ", ".join(islice(owed, _NAMED_AT_MOST))
+    more = f" and {len(owed) - _NAMED_AT_MOST} more" if len(owed) > _NAMED_AT_MOST else ""
+    return f"{names.path!r} is not whole: missing are parts of {shown}{more}"
+
+
+def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Receipt:
+    """Write what is left, sync, and publish; see `steps`. *fd* stays open.
+
+    Raises:
+        StorageError: the medium failed; the name is not there, but where the sync of its
+            directory failed.
+        BlockExistsError: the name was taken meanwhile.
+        CorruptBlockError: what was written before a recovery does not read back as it was.
+    """
+    plan, index = map_.plan, _index_of(map_)
+    map_.state = State.SEALING
+    with typed(names, "seal"):
+        try:
+            _complete(names, map_, fd, index)
+        except OSError:  # an inode that lost bytes is never trusted again
+            map_.state = State.FAILED
+            raise
+        _publish(names, map_)
+    return Receipt(
+        key=names.path,
+        nbytes=plan.layout.size,
+        checksum=indices.whole_checksum(index),
+        level=Level.DURABLE if plan.durable else Level.VISIBLE,
+        mode=IOMode.DIRECT if plan.direct else IOMode.BUFFERED,
+        reason=reason,
+        existed=False,
+    )
+
+
+def _complete(names: Names, map_: Map, fd: int, index: Index) -> None:
+    _write_shared_blocks(map_, fd)
+    _write_end(map_.plan, fd, index)
+    if map_.plan.durable:
+        files.sync(fd)
+    if map_.in_doubt:
+        _read_again(names, map_.plan, fd, index)
+    files.set_mode(fd, _READ_ONLY)
+
+
+def _publish(names: Names, map_: Map) -> None:
+    try:
+        files.move(names.dirfd, names.data, names.final, replace=map_.plan.replace)
+    except FileExistsError:
+        map_.state = State.OPEN
+        raise BlockExistsError(f"{names.path!r} exists", key=names.path) from None
+    map_.state = State.SEALED
+    if map_.plan.durable:
+        files.sync_dir(names.dirfd)
+    names.remove(names.map)
+
+
+def _index_of(map_: Map) -> Index:
+    plan = map_.plan
+    sums = [map_.checksum(n) for n in range(plan.layout.cells)] if plan.checksum else None
+    return Index(plan.file_id, plan.layout, sums)
+
+
+def _write_shared_blocks(map_: Map, fd: int) -> None:
+    align = map_.plan.layout.align
+    for place, number in enumerate(map_.plan.layout.shared_blocks):
+        _write(map_.plan, fd, map_.block(place), number * align)
+
+
+def _write_end(plan: Plan, fd: int, index: Index) -> None:
+    """Write the index, or none, and cut the file to its size."""
+    at, align = indices.starts_at(plan.layout), plan.layout.align
+    if not plan.index:
+        files.truncate(fd, plan.layout.size)
+        return
+    end = indices.pack(index)
+    memory = _native.allocate(-(-len(end) // align) * align, 4096)
+    memory[: len(end)] = end
+    memory[len(end) :] = bytes(len(memory) - len(end))
+    _write(plan, fd, memory, at)
+    files.truncate(fd, at + len(end))
+
+
+def _write(plan: Plan, fd: int, memory: memoryview, offset: int) -> None:
+    template = _native.make_template(memory_align=plan.memory_align, offset_align=plan.layout.align)
+    bounce = _native.Memory(MiB, MiB) if plan.direct else None
+    files.write_parts(
+        template, fd, [memory], offset, len(memory), direct=plan.direct, bounce=bounce,
+        checksum=False,
+    )  # fmt: skip
+
+
+def _read_again(names: Names, plan: Plan, fd: int, index: Index) -> None:
+    """Read from the medium what was written while nobody of this seal watched for errors."""
+    if index.checksums is None:
+        raise CorruptBlockError(
+            f"{names.path!r} has no checksums, so what was written before its recovery cannot be "
+            "checked; abort it",
+            key=names.path,
+        )
+    _native.drop_cache(fd)
+    room = _native.allocate(plan.layout.cell_bytes + plan.layout.align, 4096)
+    for rank, number, start, end in plan.layout.all_cells():
+        first = start // plan.layout.align * plan.layout.align
+        view = room[: -(-(end - first) // plan.layout.align) * plan.layout.align]
+        read_fully(fd, view, first)
+        if _native.crc32c(view[start - first : end - first]) != index.checksums[number]:
+            raise CorruptBlockError(
+                f"bytes {start} to {end} of {names.path!r}, of rank {rank}, are not what was "
+                "written; abort it",
+                key=names.path,
+            )

@@ -1,0 +1,275 @@
+"""From nothing to a sealed file: each step leaves what `recover` or `abort` can deal with.
+
+1. The map appears under its name, complete, and locked by whoever made it. Of two creators one
+   gets the name.
+2. The data file is made and all its blocks are allocated. The map then says that it is open.
+3. Writers write. No reader sees a name.
+4. Seal (sealing.py): what several writers share is written, then the index; the file is cut to
+   its size and synced through a descriptor that was open before the first write, which sees
+   every error since.
+5. Rename to the final name, and a sync of the directory.
+6. The map goes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvio._native import files
+from kvio.errors import (
+    AccessDeniedError,
+    BlockExistsError,
+    BlockNotFoundError,
+    CorruptBlockError,
+    KvioError,
+    storage_error,
+)
+from kvio.sharedfile import index as indices
+from kvio.sharedfile.map import ALL_BYTES, Map, State, lock, open_map, read_plan, write_map
+from kvio.sharedfile.names import Names
+from kvio.sharedfile.plan import Plan, PlanError
+
+
+@contextmanager
+def typed(names: Names, doing: str) -> Iterator[None]:
+    """Turn the kernel's errors into kvio's."""
+    try:
+        yield
+    except KvioError:
+        raise
+    except OSError as exc:
+        number = exc.errno or errno.EIO
+        raise storage_error(number, f"{doing} {names.path!r}", key=names.path) from exc
+
+
+def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bool]:
+    """Take the name and make the data file: the map, the data's descriptor, whether allocated.
+
+    Raises:
+        BlockExistsError: the file exists, is being written, or was left unfinished.
+        StorageFullError: there is no room for all of it; nothing is left behind.
+    """
+    with typed(names, "create"):
+        if not plan.replace and names.exists(names.final):
+            raise BlockExistsError(f"{names.path!r} exists", key=names.path)
+        sweep(names)
+        map_ = _make_map(names, plan)
+        try:
+            fd, allocated = _make_data(names, plan, preallocate=preallocate)
+            info = os.fstat(fd)
+            map_.inode = (info.st_dev, info.st_ino)
+            map_.state = State.OPEN
+        except BaseException:
+            _drop(names, map_)
+            raise
+    return map_, fd, allocated
+
+
+def padded_nbytes(plan: Plan) -> int:
+    """How many bytes the data file has while it is written: whole blocks, index included."""
+    layout = plan.layout
+    end = indices.starts_at(layout)
+    if plan.index:
+        end += indices.nbytes_of(layout, checksum=plan.checksum)
+    return -(-end // layout.align) * layout.align
+
+
+def _make_map(names: Names, plan: Plan) -> Map:
+    temporary = names.new_map()
+    fd = files.create(names.dirfd, temporary)
+    try:
+        lock(fd, plan.layout.writers)
+        write_map(fd, plan)
+        map_ = open_map(fd, plan, dirfd=names.dirfd, name=temporary)
+        files.move(names.dirfd, temporary, names.map, replace=False)
+    except (FileExistsError, FileNotFoundError):  # taken, or swept by another creator
+        os.close(fd)
+        names.remove(temporary)
+        raise BlockExistsError(_why_taken(names), key=names.path) from None
+    except BaseException:
+        os.close(fd)
+        names.remove(temporary)
+        raise
+    return map_
+
+
+def _why_taken(names: Names) -> str:
+    try:
+        map_ = _open_map(names)
+    except KvioError:
+        return f"{names.path!r} is being written, or what was left of it is damaged"
+    try:
+        if map_.is_locked(map_.plan.layout.writers):
+            return f"{names.path!r} is being written"
+        return (
+            f"{names.path!r} was left unfinished by a process that is gone: "
+            "go on with it or abort it, with SharedFile.recover"
+        )
+    finally:
+        map_.close()
+
+
+def _make_data(names: Names, plan: Plan, *, preallocate: bool) -> tuple[int, bool]:
+    names.remove(names.data)  # without a map it is of a creation that was cut short
+    fd = files.create(names.dirfd, names.data)
+    try:
+        with typed(names, f"allocate {padded_nbytes(plan)} bytes for"):
+            allocated = files.allocate(fd, padded_nbytes(plan), preallocate=preallocate)
+        _set_direct(fd, plan)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, allocated
+
+
+def _set_direct(fd: int, plan: Plan) -> None:
+    if plan.direct:
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+
+
+def _drop(names: Names, map_: Map) -> None:
+    """Remove all there is, the map last: until then the name is taken."""
+    map_.state = State.ABORTED
+    names.remove(names.data)
+    names.remove(names.map)
+    map_.close()
+
+
+def sweep(names: Names) -> None:
+    """Remove maps whose making was cut short: nobody has them locked."""
+    for name in names.unfinished_maps():
+        try:
+            fd = files.open_file(names.dirfd, name, os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        try:
+            if lock(fd, 0, ALL_BYTES):
+                names.remove(name)
+        finally:
+            os.close(fd)
+
+
+def _open_map(names: Names) -> Map:
+    try:
+        fd = files.open_file(names.dirfd, names.map, os.O_RDWR)
+    except FileNotFoundError:
+        raise BlockNotFoundError(f"no shared file {names.path!r}", key=names.path) from None
+    try:
+        if os.fstat(fd).st_uid != os.geteuid():
+            raise AccessDeniedError(
+                f"the map of {names.path!r} belongs to another user", errno=errno.EACCES
+            )
+        return open_map(fd, read_plan(fd), dirfd=names.dirfd, name=names.map)
+    except PlanError as exc:
+        os.close(fd)
+        raise CorruptBlockError(
+            f"the map of {names.path!r} ({names.map}) cannot be used: {exc}", key=names.path
+        ) from exc
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _open_data(names: Names, map_: Map) -> int:
+    try:
+        fd = files.open_file(names.dirfd, names.data, os.O_RDWR)
+    except PermissionError:  # a seal was cut short right before its last step
+        read_only = files.open_file(names.dirfd, names.data, os.O_RDONLY)
+        try:
+            files.set_mode(read_only, 0o600)
+        finally:
+            os.close(read_only)
+        fd = files.open_file(names.dirfd, names.data, os.O_RDWR)
+    info = os.fstat(fd)
+    if (info.st_dev, info.st_ino) != map_.inode:
+        os.close(fd)
+        raise CorruptBlockError(
+            f"{names.data} beside {names.path!r} is not the file its map was made for",
+            key=names.path,
+        )
+    _set_direct(fd, map_.plan)
+    return fd
+
+
+def join(names: Names) -> tuple[Map, int]:
+    """Open a shared file that is being written: its map, and a descriptor of its data.
+
+    Raises:
+        BlockNotFoundError: nobody writes a file of this name.
+        CorruptBlockError: its map is damaged or of another version.
+    """
+    with typed(names, "open"):
+        map_ = _open_map(names)
+        try:
+            return map_, _open_data(names, map_)
+        except FileNotFoundError:
+            map_.close()
+            raise BlockNotFoundError(f"{names.path!r} is not ready yet", key=names.path) from None
+        except BaseException:
+            map_.close()
+            raise
+
+
+def recover(names: Names, boot_id: bytes) -> tuple[Map, int] | None:
+    """Take over a shared file whose creator is gone; None: it is sealed, and only that was left.
+
+    Raises:
+        BlockNotFoundError: there is nothing to go on with; what was left has been removed.
+        BlockExistsError: whoever made it is alive.
+        CorruptBlockError: its map is damaged or of another version; nothing is touched.
+    """
+    with typed(names, "recover"):
+        sweep(names)
+        map_ = _open_map(names)
+        try:
+            if not map_.lock_to_seal():
+                raise BlockExistsError(f"{names.path!r} is being written", key=names.path)
+            return _take_over(names, map_, boot_id)
+        except BaseException:
+            map_.close()
+            raise
+
+
+def _take_over(names: Names, map_: Map, boot_id: bytes) -> tuple[Map, int] | None:
+    if not names.exists(names.data):
+        sealed = _is_inode(names, names.final, map_.inode)
+        _drop(names, map_)
+        if sealed:
+            return None
+        raise BlockNotFoundError(
+            f"{names.path!r} was not yet, or no more, there to go on with; "
+            "what was left of it has been removed",
+            key=names.path,
+        )
+    if map_.state is State.PREPARING:
+        _drop(names, map_)
+        raise BlockNotFoundError(
+            f"the creation of {names.path!r} was cut short; what was left has been removed",
+            key=names.path,
+        )
+    fd = _open_data(names, map_)
+    map_.doubt()
+    if map_.plan.boot_id != boot_id:  # what the map says was never synced
+        for number in range(map_.plan.layout.cells):
+            map_.clear(number)
+    if map_.state is State.SEALING:
+        map_.state = State.OPEN
+    return map_, fd
+
+
+def _is_inode(names: Names, name: str, inode: tuple[int, int]) -> bool:
+    try:
+        info = os.stat(name, dir_fd=names.dirfd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return (info.st_dev, info.st_ino) == inode
+
+
+def abort(names: Names, map_: Map) -> None:
+    """Remove what there is of a file that is not sealed; other writers' calls fail from now on."""
+    with typed(names, "abort"):
+        _drop(names, map_)

@@ -1,0 +1,259 @@
+"""Writing one's part of a shared file, from any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvio import _native
+from kvio._native import Memory, files
+from kvio.buffers import BouncePool, Data, as_parts, total_bytes
+from kvio.errors import (
+    BlockExistsError,
+    BlockSizeError,
+    KvioError,
+    StoreClosedError,
+    storage_error,
+)
+from kvio.sharedfile.coverage import Coverage
+from kvio.sharedfile.cutting import Piece, Way, cut, slice_parts
+from kvio.sharedfile.layout import Stripe
+from kvio.sharedfile.map import Map, State
+
+CANNOT_WRITE = {
+    State.PREPARING: "is not ready yet",
+    State.SEALING: "is being sealed",
+    State.SEALED: "is sealed",
+    State.ABORTED: "was aborted",
+    State.FAILED: "cannot be finished: the I/O of a writer failed; abort it",
+}
+#: The C core keeps the end of a bounce buffer for a trailer and its padding.
+_BEYOND_CHUNK = 2 * _native.lib.KVIO_MAX_ALIGN
+
+
+@dataclass(slots=True)
+class _Block:
+    """A file block of which some bytes have come."""
+
+    memory: memoryview
+    filled: int = 0
+
+
+class Writer:
+    """One handle's writes to the data file *fd*.
+
+    Every byte of the ranks it writes for goes through it once. *rank* None: it writes for every
+    rank that no other handle writes for.
+    """
+
+    def __init__(
+        self, map_: Map, fd: int, path: str, *, rank: int | None, chunk_bytes: int, bounces: int
+    ) -> None:
+        plan = map_.plan
+        self._map, self._fd, self._path, self._rank = map_, fd, path, rank
+        self._layout, self._direct, self._checksum = plan.layout, plan.direct, plan.checksum
+        self._template = _native.make_template(
+            memory_align=plan.memory_align, offset_align=plan.layout.align, chunk_bytes=chunk_bytes
+        )
+        self._pool = BouncePool(chunk_bytes + _BEYOND_CHUNK, limit=bounces)
+        self._lock = threading.Lock()
+        self._coverage = Coverage()
+        self._blocks: dict[int, _Block] = {}
+        self._ranks: set[int] = set()
+        self._busy = 0
+        self._idle = threading.Condition(self._lock)
+        self._closed = False
+
+    def claim(self, rank: int) -> None:
+        """Become the handle that writes for a rank; cells it has in part are to be written anew.
+
+        Raises:
+            BlockExistsError: another handle, in this process or another, writes for it.
+        """
+        with self._lock:
+            self._claim(rank)
+
+    def pwrite(self, data: Data, offset: int) -> int:
+        """Write all of *data*; see `SharedFile.pwrite`."""
+        parts = as_parts(data)
+        nbytes = total_bytes(parts)
+        self._check_range(offset, nbytes)
+        if not nbytes:
+            return 0
+        with self._lock:
+            self._enter(offset, offset + nbytes)
+        try:
+            self._write(parts, offset, offset + nbytes)
+        finally:
+            with self._lock:
+                self._busy -= 1
+                self._idle.notify_all()
+        return nbytes
+
+    def finish(self) -> None:
+        """Wait for calls under way, sync, and let other handles write for the ranks.
+
+        Raises:
+            StorageError: the medium did not take all bytes; the file cannot be sealed.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._idle.wait_for(lambda: not self._busy)
+        if self._ranks and self._map.plan.durable:
+            with self._failing(min(self._ranks), "fdatasync"):
+                files.sync(self._fd)
+        for rank in self._ranks:
+            self._map.unlock(rank)
+        self._map.tell()
+
+    def _check_range(self, offset: int, nbytes: int) -> None:
+        if offset < 0 or offset + nbytes > self._layout.size:
+            raise BlockSizeError(
+                f"{nbytes} bytes at offset {offset} do not fit {self._path!r} of "
+                f"{self._layout.size} bytes",
+                key=self._path,
+            )
+
+    def _enter(self, start: int, end: int) -> None:
+        if self._closed:
+            raise StoreClosedError(f"this handle of {self._path!r} is closed")
+        state = self._map.state
+        if state is not State.OPEN:
+            raise StoreClosedError(f"{self._path!r} {CANNOT_WRITE[state]}")
+        self._check_domain(start, end)
+        standing = self._coverage.add(start, end)
+        if standing:
+            raise BlockSizeError(
+                f"bytes {start} to {end} of {self._path!r} overlap bytes {standing[0]} to "
+                f"{standing[1]}, which were written before",
+                key=self._path,
+            )
+        self._busy += 1
+
+    def _check_domain(self, start: int, end: int) -> None:
+        while start < end:
+            stripe = self._layout.stripe_at(start)
+            if self._rank is not None and stripe.rank != self._rank:
+                raise BlockSizeError(
+                    f"byte {start} of {self._path!r} lies in the domain of rank {stripe.rank}, "
+                    f"not in that of rank {self._rank}",
+                    key=self._path,
+                )
+            if stripe.rank not in self._ranks:
+                self._claim(stripe.rank)
+            start = stripe.end
+
+    def _claim(self, rank: int) -> None:
+        if rank in self._ranks:
+            return
+        if not self._map.lock(rank):
+            raise BlockExistsError(
+                f"another handle writes rank {rank} of {self._path!r}", key=self._path
+            )
+        self._ranks.add(rank)
+        for stripe in self._layout.stripes_of(rank):
+            for number, start, end in self._layout.cells_of(stripe):
+                if self._map.written(number) == end - start:
+                    self._coverage.add(start, end)
+                else:
+                    self._map.clear(number)
+
+    def _write(self, parts: Sequence[memoryview], start: int, end: int) -> None:
+        for piece in cut(self._layout, start, end, direct=self._direct):
+            own = parts
+            if piece.start != start or piece.end != end:
+                own = slice_parts(parts, piece.start - start, piece.end - start)
+            with self._failing(piece.stripe.rank, "write"):
+                self._put(piece, own)
+        self._map.tell()
+
+    def _put(self, piece: Piece, parts: Sequence[memoryview]) -> None:
+        if piece.way is Way.STRAIGHT:
+            self._transfer(parts, piece.start, piece.end - piece.start, piece.stripe)
+        elif piece.way is Way.MERGED:
+            self._merge(piece, parts)
+        else:
+            self._share(piece, parts)
+
+    def _transfer(
+        self, parts: Sequence[memoryview], offset: int, nbytes: int, stripe: Stripe | None
+    ) -> None:
+        bounce = self._pool.take() if self._direct else None
+        counted = {}
+        if stripe is not None:
+            counted = {
+                "stripe": (stripe.origin, stripe.end, self._layout.cell_bytes),
+                "cells": self._map.cell_address(stripe.first_cell),
+            }
+        try:
+            files.write_parts(
+                self._template, self._fd, parts, offset, nbytes, direct=self._direct,
+                bounce=bounce, checksum=self._checksum and stripe is not None, **counted,
+            )  # fmt: skip
+        finally:
+            if bounce is not None:
+                self._pool.give(bounce)
+
+    def _merge(self, piece: Piece, parts: Sequence[memoryview]) -> None:
+        """Keep a part of a file block until all of it has come, then write it whole."""
+        align = self._layout.align
+        number, at = divmod(piece.start, align)
+        whole = min((number + 1) * align, self._layout.size) - number * align
+        with self._lock:
+            block = self._blocks.get(number)
+            if block is None:
+                block = self._blocks[number] = _Block(_zeros(align))
+            _gather(block.memory[at : at + piece.end - piece.start], parts)
+            block.filled += piece.end - piece.start
+            if block.filled < whole:
+                return
+            del self._blocks[number]
+        self._transfer([block.memory], number * align, align, None)
+        self._count(piece.stripe, number * align, block.memory[:whole])
+
+    def _share(self, piece: Piece, parts: Sequence[memoryview]) -> None:
+        """Leave bytes in the map, where those of other writers meet them."""
+        align = self._layout.align
+        number, at = divmod(piece.start, align)
+        block = self._map.block(self._layout.shared_blocks.index(number))
+        room = block[at : at + piece.end - piece.start]
+        _gather(room, parts)
+        self._count(piece.stripe, piece.start, room)
+
+    def _count(self, stripe: Stripe, start: int, data: memoryview) -> None:
+        cell_bytes = self._layout.cell_bytes
+        cell = self._cell(stripe, start)
+        end = min(stripe.origin + (cell - stripe.first_cell + 1) * cell_bytes, stripe.end)
+        files.count_bytes(self._map.cell_address(cell), data, end - start - len(data))
+
+    def _cell(self, stripe: Stripe, offset: int) -> int:
+        return stripe.first_cell + (offset - stripe.origin) // self._layout.cell_bytes
+
+    @contextmanager
+    def _failing(self, rank: int, doing: str) -> Iterator[None]:
+        """Let a failure of the medium end the file: an inode that lost bytes is never trusted."""
+        try:
+            yield
+        except OSError as exc:
+            number = exc.errno or 0
+            self._map.fail(rank, number)
+            if isinstance(exc, KvioError):
+                raise
+            raise storage_error(number, f"{doing} of {self._path!r}", key=self._path) from exc
+
+
+def _zeros(nbytes: int) -> memoryview:
+    memory = Memory(nbytes, max(nbytes, 4096)).view()
+    memory[:] = bytes(nbytes)
+    return memory
+
+
+def _gather(room: memoryview, parts: Sequence[memoryview]) -> None:
+    at = 0
+    for part in parts:
+        room[at : at + len(part)] = part
+        at += len(part)
