@@ -110,7 +110,7 @@ LIBRARIES = {
     "obstore": {"backends.s3_obstore", "experiments.peers", "experiments.s3.libraries"},
     "s3dlio": {"backends.s3_s3dlio", "experiments.s3.libraries"},
     "s3torchconnectorclient": {"backends.s3_torch", "experiments.s3.libraries"},
-    "mpi4py": {"experiments.mpi"},
+    "mpi4py": {"experiments.mpi", "sharedfile"},
     "safetensors": {"experiments.peers"},
     "tensorstore": {"experiments.peers"},
     "torch": {"connectors.torch_dcp", "experiments.engines", "wrappers.staging"},

@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from kvio import forks
-from kvio.buffers import Data, as_parts, total_bytes
+from kvio.buffers import Data
 from kvio.errors import ConfigError, StoreClosedError, UnsupportedError
-from kvio.executor import Executor
-from kvio.sharedfile import planning, sealing, steps
-from kvio.sharedfile.index import Index
+from kvio.sharedfile import planning, ranks, sealing, steps
 from kvio.sharedfile.layout import Extent, Layout, Missing
 from kvio.sharedfile.map import Map, State
 from kvio.sharedfile.names import Names, open_names
-from kvio.sharedfile.planning import SharedFileOptions
 from kvio.sharedfile.reading import Reader, open_sealed
+from kvio.sharedfile.submitting import Submitter
 from kvio.sharedfile.writing import CANNOT_WRITE, Writer
 from kvio.types import MiB, Receipt, Verify
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
 
 Path = str | os.PathLike[str]
 
 _CHUNK_BYTES: Final = 4 * MiB
-_QUEUED_BYTES: Final = 256 * MiB
 
 
 class SharedFile:
@@ -59,8 +59,7 @@ class SharedFile:
         self.path, self.rank = names.path, rank
         self._names, self._map, self._fd = names, map_, fd
         self._seals, self._reason, self._verify = seals, reason, verify
-        self._io_threads = io_threads
-        self._executor: Executor | None = None
+        self._submitter = Submitter(io_threads)
         self._reader: Reader | None = None
         self._writer: Writer | None = None
         self._closed = ""
@@ -77,8 +76,8 @@ class SharedFile:
         size: int,
         *,
         writers: int = 1,
-        options: SharedFileOptions | None = None,
-        **choices: Any,
+        rank: int | None = None,
+        **options: Any,
     ) -> Self:
         """Make a file of *size* bytes for *writers* ranks; the handle that may seal it.
 
@@ -86,25 +85,44 @@ class SharedFile:
             path: where it will stand once it is sealed; its directory must exist.
             size: of the payload, in bytes.
             writers: how many ranks write it.
-            options: see `SharedFileOptions`; its fields may be given as keywords instead.
-            choices: fields of `SharedFileOptions`.
+            rank: the one that this handle writes for; None: any that no other handle does.
+            options: fields of `SharedFileOptions`.
 
         Raises:
             ConfigError: an option cannot be, or the medium cannot be durable where that is asked.
             BlockExistsError: the path is taken, being written, or was left unfinished.
             StorageFullError: there is no room for all of it; nothing is left behind.
         """
-        chosen = planning.choose_options(options, choices)
+        chosen = planning.choose_options(options)
         names = open_names(path)
         try:
             plan, reason = planning.make_plan(names, size, writers, chosen)
+            plan.layout.domain(rank or 0)  # refuses what is no rank
             map_, fd, allocated = steps.create(names, plan, preallocate=chosen.preallocate)
         except BaseException:
             names.close()
             raise
         note = "" if allocated or not chosen.preallocate else "; the medium cannot preallocate"
         return cls(
-            names, map_=map_, fd=fd, seals=True, reason=reason + note, io_threads=chosen.io_threads
+            names, rank=rank, map_=map_, fd=fd, seals=True, reason=reason + note,
+            io_threads=chosen.io_threads,
+        )  # fmt: skip
+
+    @classmethod
+    def from_comm(cls, comm: Intracomm, path: Path, size: int, **options: Any) -> Self:
+        """Make a file for the ranks of a communicator, all of which call this, on one machine.
+
+        Rank 0 gets the handle that seals: ``seal(timeout=None)`` there waits for the others,
+        which close theirs. *options*: as for `create`.
+
+        Raises:
+            UnsupportedError: the ranks are not all on one machine.
+            KvioError: what `create` raised on rank 0, on every rank.
+        """
+        return ranks.on_first(
+            comm,
+            lambda: cls.create(path, size, writers=comm.size, rank=0, **options),
+            lambda: cls.open(path, comm.rank),
         )
 
     @classmethod
@@ -179,9 +197,8 @@ class SharedFile:
             names.close()
             raise
         map_, fd = found
-        return cls(
-            names, map_=map_, fd=fd, seals=True, reason="after a recovery", io_threads=io_threads
-        )
+        why = "after a recovery"
+        return cls(names, map_=map_, fd=fd, seals=True, reason=why, io_threads=io_threads)
 
     @property
     def size(self) -> int:
@@ -196,9 +213,8 @@ class SharedFile:
     @property
     def mode(self) -> Literal["buffered", "direct"] | None:
         """How writers write; None: the file is sealed."""
-        if self._map is None:
-            return None
-        return "direct" if self._map.plan.direct else "buffered"
+        plan = None if self._map is None else self._map.plan
+        return None if plan is None else "direct" if plan.direct else "buffered"
 
     @property
     def align(self) -> int:
@@ -211,8 +227,7 @@ class SharedFile:
         Raises:
             ConfigError: there is no such rank.
         """
-        if rank is None:
-            rank = self.rank
+        rank = self.rank if rank is None else rank
         if rank is None:
             raise ConfigError("this handle has no rank of its own: name one")
         return self._layout.domain(rank)
@@ -241,12 +256,7 @@ class SharedFile:
 
         Blocks while writes of more than 256 MiB wait. Errors as `pwrite`, from the future.
         """
-        writer = self._writing()
-        nbytes = total_bytes(as_parts(data))
-        if self._executor is None:
-            self._executor = Executor(threads=self._io_threads, max_queued_bytes=_QUEUED_BYTES)
-        job = self._executor.submit(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)
-        return job.future
+        return self._submitter.submit(self._writing(), data, offset)
 
     def missing(self, rank: int | None = None) -> list[Missing]:
         """List what is not whole yet, of a rank or of all, cell by cell, in file order."""
@@ -344,13 +354,9 @@ class SharedFile:
     def _layout(self) -> Layout:
         if self._map is not None:
             return self._map.plan.layout
-        return self._index.layout
-
-    @property
-    def _index(self) -> Index:
         if self._reader is None:
             raise StoreClosedError(f"this handle of {self.path!r} {self._closed}")
-        return self._reader.index
+        return self._reader.index.layout
 
     def _check_open(self) -> None:
         if self._closed:
@@ -373,8 +379,7 @@ class SharedFile:
         return self._map
 
     def _finish_own(self) -> None:
-        if self._executor is not None:
-            self._executor.close()
+        self._submitter.close()
         if self._writer is not None:
             self._writer.finish()
 

@@ -76,21 +76,19 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
-def choose_options(options: SharedFileOptions | None, choices: dict[str, Any]) -> SharedFileOptions:
-    """Take options as an object or as keywords.
+def choose_options(choices: dict[str, Any]) -> SharedFileOptions:
+    """Make options of keywords.
 
     Raises:
-        ConfigError: an option that is none, or both ways at once.
+        ConfigError: one that there is not, or a value that cannot be.
     """
-    if options is not None and choices:
-        raise ConfigError("give options, or its fields as keywords, not both")
     known = {field.name for field in fields(SharedFileOptions)}
     unknown = sorted(set(choices) - known)
     if unknown:
         raise ConfigError(f"no option {unknown[0]!r}; there are {', '.join(sorted(known))}")
     if choices.get("sizes") is not None:
         choices = {**choices, "sizes": tuple(choices["sizes"])}
-    return options or SharedFileOptions(**choices)
+    return SharedFileOptions(**choices)
 
 
 def make_plan(

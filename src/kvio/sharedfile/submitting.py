@@ -1,0 +1,34 @@
+"""Writes in other threads, with a bound on what waits."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Final
+
+from kvio.buffers import Data, as_parts, total_bytes
+from kvio.executor import Executor
+from kvio.sharedfile.writing import Writer
+from kvio.types import MiB
+
+_QUEUED_BYTES: Final = 256 * MiB
+
+
+class Submitter:
+    """Threads that write through one handle, started when first needed."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._executor: Executor | None = None
+
+    def submit(self, writer: Writer, data: Data, offset: int) -> Future[int]:
+        """Queue a write; blocks while more than 256 MiB wait."""
+        if self._executor is None:
+            self._executor = Executor(threads=self._threads, max_queued_bytes=_QUEUED_BYTES)
+        nbytes = total_bytes(as_parts(data))
+        job = self._executor.submit(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)
+        return job.future
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads."""
+        if self._executor is not None:
+            self._executor.close()
