@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import fsencode
 from typing import Any, Final
 
 from kvio._native import NULL, Memory, Template, check, ffi, from_buffer, lib, new, set_bounce
@@ -13,12 +14,12 @@ _PARTS: Final[Any] = ffi.typeof("kvio_part[]")
 
 def create(dirfd: int, name: str) -> int:
     """Make a file that did not exist, 0600, open for reading and writing."""
-    return check(lib.kvio_file_create(current_fault(), dirfd, name.encode()), name)
+    return check(lib.kvio_file_create(current_fault(), dirfd, fsencode(name)), name)
 
 
 def open_file(dirfd: int, name: str, flags: int) -> int:
     """Open a file, never through a link."""
-    return check(lib.kvio_file_open(current_fault(), dirfd, name.encode(), flags), name)
+    return check(lib.kvio_file_open(current_fault(), dirfd, fsencode(name), flags), name)
 
 
 def allocate(fd: int, nbytes: int, *, preallocate: bool) -> bool:
@@ -48,12 +49,12 @@ def close(fd: int) -> None:
 
 def move(dirfd: int, name: str, to: str, *, replace: bool) -> None:
     """Rename a file in its directory; without *replace* a name that is taken is refused."""
-    check(lib.kvio_name_move(current_fault(), dirfd, name.encode(), to.encode(), replace), to)
+    check(lib.kvio_name_move(current_fault(), dirfd, fsencode(name), fsencode(to), replace), to)
 
 
 def remove(dirfd: int, name: str) -> None:
     """Remove a name."""
-    check(lib.kvio_name_remove(current_fault(), dirfd, name.encode()), name)
+    check(lib.kvio_name_remove(current_fault(), dirfd, fsencode(name)), name)
 
 
 def sync_dir(dirfd: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -10,19 +11,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from kvio import forks
 from kvio.buffers import Data
 from kvio.errors import ConfigError, StoreClosedError, UnsupportedError
-from kvio.sharedfile import planning, ranks, sealing, steps
+from kvio.sharedfile import opening, ranks, sealing, steps
+from kvio.sharedfile.index import Index
 from kvio.sharedfile.layout import Extent, Layout, Missing
 from kvio.sharedfile.map import Map, State
-from kvio.sharedfile.names import Names, open_names
-from kvio.sharedfile.reading import Reader, open_sealed
+from kvio.sharedfile.opening import Opened, Path
+from kvio.sharedfile.reading import Reader, open_sealed, read_index
 from kvio.sharedfile.submitting import Submitter
 from kvio.sharedfile.writing import CANNOT_WRITE, Writer
 from kvio.types import MiB, Receipt, Verify
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
-
-Path = str | os.PathLike[str]
 
 _CHUNK_BYTES: Final = 4 * MiB
 
@@ -43,41 +43,38 @@ class SharedFile:
         rank: the rank that this handle writes for; None: any that no other handle does.
     """
 
-    def __init__(
-        self,
-        names: Names,
-        *,
-        rank: int | None = None,
-        map_: Map | None = None,
-        fd: int = -1,
-        seals: bool = False,
-        reason: str = "",
-        io_threads: int = 4,
-        verify: Verify = "full",
-    ) -> None:
+    def __init__(self, opened: Opened) -> None:
         """Not for users: `create`, `open`, `recover` and `from_comm` make handles."""
-        self.path, self.rank = names.path, rank
-        self._names, self._map, self._fd = names, map_, fd
-        self._seals, self._reason, self._verify = seals, reason, verify
-        self._submitter = Submitter(io_threads)
+        self.path, self.rank = opened.names.path, opened.rank
+        self._names, self._map, self._fd = opened.names, opened.map, opened.fd
+        self._seals, self._reason, self._verify = opened.seals, opened.reason, opened.verify
+        self._submitter = Submitter(opened.io_threads)
         self._reader: Reader | None = None
         self._writer: Writer | None = None
         self._closed = ""
-        if map_ is not None:
-            self._writer = Writer(
-                map_, fd, self.path, rank=rank, chunk_bytes=_CHUNK_BYTES, bounces=io_threads
-            )
+        self._door = threading.RLock()
+        try:
+            self._begin(opened)
+        except BaseException:
+            self._leave_map()
+            self._names.close()
+            raise
         forks.watch(self)
+
+    def _begin(self, opened: Opened) -> None:
+        if opened.map is None:
+            self._open_reader(None)
+            return
+        self._writer = Writer(
+            opened.map, opened.fd, self.path, rank=opened.rank, chunk_bytes=_CHUNK_BYTES,
+            bounces=opened.io_threads,
+        )  # fmt: skip
+        if opened.rank is not None:
+            self._writer.claim(opened.rank)
 
     @classmethod
     def create(
-        cls,
-        path: Path,
-        size: int,
-        *,
-        writers: int = 1,
-        rank: int | None = None,
-        **options: Any,
+        cls, path: Path, size: int, *, writers: int = 1, rank: int | None = None, **options: Any
     ) -> Self:
         """Make a file of *size* bytes for *writers* ranks; the handle that may seal it.
 
@@ -93,20 +90,7 @@ class SharedFile:
             BlockExistsError: the path is taken, being written, or was left unfinished.
             StorageFullError: there is no room for all of it; nothing is left behind.
         """
-        chosen = planning.choose_options(options)
-        names = open_names(path)
-        try:
-            plan, reason = planning.make_plan(names, size, writers, chosen)
-            plan.layout.domain(rank or 0)  # refuses what is no rank
-            map_, fd, allocated = steps.create(names, plan, preallocate=chosen.preallocate)
-        except BaseException:
-            names.close()
-            raise
-        note = "" if allocated or not chosen.preallocate else "; the medium cannot preallocate"
-        return cls(
-            names, rank=rank, map_=map_, fd=fd, seals=True, reason=reason + note,
-            io_threads=chosen.io_threads,
-        )  # fmt: skip
+        return cls(opening.create(path, size, writers, rank, options))
 
     @classmethod
     def from_comm(cls, comm: Intracomm, path: Path, size: int, **options: Any) -> Self:
@@ -145,35 +129,9 @@ class SharedFile:
             ConfigError: there is no such rank.
             CorruptBlockError: it cannot be read as a shared file, or was made by another version.
         """
-        names = open_names(path)
-        try:
-            if rank is None:
-                return cls._sealed(names, verify)
-            return cls._joined(names, rank, io_threads)
-        except BaseException:
-            names.close()
-            raise
-
-    @classmethod
-    def _sealed(cls, names: Names, verify: Verify) -> Self:
-        planning.check_verify(verify)
-        file = cls(names, verify=verify)
-        file._open_reader()
-        return file
-
-    @classmethod
-    def _joined(cls, names: Names, rank: int, io_threads: int) -> Self:
-        map_, fd = steps.join(names)
-        try:
-            map_.plan.layout.domain(rank)  # refuses what is no rank
-            file = cls(names, rank=rank, map_=map_, fd=fd, io_threads=io_threads)
-            assert file._writer is not None
-            file._writer.claim(rank)
-        except BaseException:
-            os.close(fd)
-            map_.close()
-            raise
-        return file
+        if rank is None:
+            return cls(opening.sealed(path, verify))
+        return cls(opening.join(path, rank, io_threads))
 
     @classmethod
     def recover(cls, path: Path, *, io_threads: int = 4) -> Self:
@@ -188,17 +146,7 @@ class SharedFile:
             BlockExistsError: the handle that seals it is alive.
             CorruptBlockError: what is there was damaged or made by another version.
         """
-        names = open_names(path)
-        try:
-            found = steps.recover(names, planning.boot_id())
-            if found is None:
-                return cls._sealed(names, "full")
-        except BaseException:
-            names.close()
-            raise
-        map_, fd = found
-        why = "after a recovery"
-        return cls(names, map_=map_, fd=fd, seals=True, reason=why, io_threads=io_threads)
+        return cls(opening.recover(path, io_threads))
 
     @property
     def size(self) -> int:
@@ -213,6 +161,7 @@ class SharedFile:
     @property
     def mode(self) -> Literal["buffered", "direct"] | None:
         """How writers write; None: the file is sealed."""
+        self._check_open()
         plan = None if self._map is None else self._map.plan
         return None if plan is None else "direct" if plan.direct else "buffered"
 
@@ -260,6 +209,7 @@ class SharedFile:
 
     def missing(self, rank: int | None = None) -> list[Missing]:
         """List what is not whole yet, of a rank or of all, cell by cell, in file order."""
+        self._check_open()
         return [] if self._map is None else list(self._map.missing(rank))
 
     def seal(self, timeout: float | None = 0.0) -> Receipt:
@@ -279,13 +229,15 @@ class SharedFile:
             StorageError: the medium, or a writer, failed: there is no file, but where the sync
                 of its directory failed; abort it.
         """
-        map_ = self._sealing()
-        self._finish_own()
-        sealing.wait_until_whole(self._names, map_, timeout)
-        receipt = sealing.seal(self._names, map_, self._fd, reason=self._reason)
-        self._leave_map()
-        self._open_reader()
-        return receipt
+        with self._door:
+            map_ = self._sealing(State.OPEN, State.SEALING)
+            self._submitter.drain()
+            sealing.wait_until_whole(self._names, map_, timeout)
+            self._finish_own()
+            receipt, index = sealing.seal(self._names, map_, self._fd, reason=self._reason)
+            self._leave_map()
+            self._open_reader(index)
+            return receipt
 
     def abort(self) -> None:
         """Remove what there is and close; calls of other writers fail from now on.
@@ -294,9 +246,12 @@ class SharedFile:
             UnsupportedError: this handle neither created nor recovered the file.
             StoreClosedError: it is sealed or aborted.
         """
-        map_ = self._sealing()
-        steps.abort(self._names, map_)
-        self.close()
+        with self._door:
+            map_ = self._sealing(State.OPEN, State.SEALING, State.FAILED, State.ABORTED)
+            map_.state = State.ABORTED
+            self._stop_own()
+            steps.abort(self._names, map_)
+            self.close()
 
     def pread_into(self, out: Data, offset: int = 0) -> int:
         """Fill *out* with the bytes of a sealed file from *offset* on; the count.
@@ -319,14 +274,18 @@ class SharedFile:
         Raises:
             StorageError: the medium did not take all bytes; the file cannot be sealed.
         """
-        if self._closed:
-            return
-        self._closed = "is closed"
-        forks.forget(self)
+        with self._door:
+            if not self._closed:
+                self._closed = "is closed"
+                forks.forget(self)
+                self._close()
+
+    def _close(self) -> None:
         try:
             if self._map is not None and self._map.state is State.OPEN:
                 self._finish_own()
         finally:
+            self._stop_own()
             self._leave_map()
             if self._reader is not None:
                 self._reader.close()
@@ -347,7 +306,8 @@ class SharedFile:
             self.close()
 
     def __repr__(self) -> str:
-        what = "sealed" if self._map is None else self._map.state.name.lower()
+        state = "sealed" if self._map is None else self._map.state.name.lower()
+        what = self._closed or state
         return f"<SharedFile {self.path!r} {what}>"
 
     @property
@@ -368,10 +328,11 @@ class SharedFile:
             raise StoreClosedError(f"{self.path!r} {CANNOT_WRITE[State.SEALED]}")
         return self._writer
 
-    def _sealing(self) -> Map:
+    def _sealing(self, *states: State) -> Map:
         self._check_open()
-        if self._map is None:
-            raise StoreClosedError(f"{self.path!r} {CANNOT_WRITE[State.SEALED]}")
+        state = State.SEALED if self._map is None else self._map.state
+        if self._map is None or state not in states:
+            raise StoreClosedError(f"{self.path!r} {CANNOT_WRITE[state]}")
         if not self._seals:
             raise UnsupportedError(
                 f"only the handle that created or recovered {self.path!r} seals or aborts it"
@@ -383,18 +344,29 @@ class SharedFile:
         if self._writer is not None:
             self._writer.finish()
 
+    def _stop_own(self) -> None:
+        self._submitter.close()
+        if self._writer is not None:
+            self._writer.stop()
+
     def _leave_map(self) -> None:
         if self._map is not None:
             map_, self._map, self._writer = self._map, None, None
             map_.close()
             os.close(self._fd)
 
-    def _open_reader(self) -> None:
-        fd, index = open_sealed(self._names)
+    def _open_reader(self, index: Index | None) -> None:
+        with steps.typed(self._names, "open"):
+            fd = open_sealed(self._names)
+            try:
+                index = index or read_index(fd, self.path)
+            except BaseException:
+                os.close(fd)
+                raise
         self._reader = Reader(fd, index, self.path, self._verify)
 
     def _after_fork(self) -> None:
-        """In a child: let go of the parent's locks, which are those of this open file too."""
+        """In a child: close all, which lets go of the parent's locks as far as they are ours."""
         self._closed = "belongs to the parent process: open it anew"
-        if self._map is not None:
-            self._map.close()
+        self._leave_map()
+        self._names.close()

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvio import _native
 from kvio.errors import ConfigError
-from kvio.sharedfile.layout import MAX_WRITERS, Layout
+from kvio.sharedfile.layout import Layout
 from kvio.sharedfile.words import pack_words, unpack_words
 
 MAGIC: Final = b"KVIOSHF\n"
@@ -88,7 +88,7 @@ def unpack(table: bytes, trailer: bytes, file_nbytes: int) -> Index:
         raise SealError("the checksum of its index is wrong")
     sizes = unpack_words("Q", table[: 8 * nsizes])
     try:
-        layout = Layout(size, min(writers, MAX_WRITERS), align, cell_bytes, stripe_bytes, sizes)
+        layout = Layout(size, writers, align, cell_bytes, stripe_bytes, sizes)
     except ConfigError as exc:
         raise SealError(str(exc)) from exc
     checksums = unpack_words("I", table[8 * nsizes :]) if flags & FLAG_CHECKSUM else None

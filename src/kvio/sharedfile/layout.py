@@ -18,6 +18,7 @@ from kvio.errors import ConfigError
 
 MAX_WRITERS: Final = 1 << 16
 MAX_BYTES: Final = 1 << 60
+MAX_ALIGN: Final = 1 << 16
 
 
 class Extent(NamedTuple):
@@ -71,11 +72,10 @@ class Layout:
         self._check()
 
     def _check(self) -> None:
-        if not 0 <= self.size <= MAX_BYTES:
-            raise ConfigError(f"size must be 0 to {MAX_BYTES} bytes, not {self.size}")
-        if not 1 <= self.writers <= MAX_WRITERS:
-            raise ConfigError(f"writers must be 1 to {MAX_WRITERS}, not {self.writers}")
-        if self.align < 1 or self.align > self.cell_bytes or self.cell_bytes % self.align:
+        check_counts(self.size, self.writers)
+        if not 1 <= self.align <= MAX_ALIGN:
+            raise ConfigError(f"blocks must have 1 to {MAX_ALIGN} bytes, not {self.align}")
+        if self.align > self.cell_bytes or self.cell_bytes % self.align:
             raise ConfigError(
                 f"cells of {self.cell_bytes} bytes are no multiple of blocks of {self.align}"
             )
@@ -147,14 +147,18 @@ class Layout:
         numbers = range(rank, self.stripes, self.writers) if self.stripe_bytes else (rank,)
         return (stripe for stripe in map(self.stripe, numbers) if stripe.end > stripe.start)
 
+    def check_rank(self, rank: int) -> None:
+        """Refuse what is no rank with `ConfigError`."""
+        if not 0 <= rank < self.writers:
+            raise ConfigError(f"ranks are 0 to {self.writers - 1}, not {rank!r}")
+
     def domain(self, rank: int) -> tuple[Extent, ...]:
         """Give the extents that a writer writes, in file order.
 
         Raises:
             ConfigError: there is no such rank.
         """
-        if not 0 <= rank < self.writers:
-            raise ConfigError(f"ranks are 0 to {self.writers - 1}, not {rank!r}")
+        self.check_rank(rank)
         return tuple(Extent(s.start, s.end - s.start) for s in self.stripes_of(rank))
 
     def cells_of(self, stripe: Stripe) -> Iterator[tuple[int, int, int]]:
@@ -178,11 +182,23 @@ class Layout:
         return tuple(sorted(cut))
 
 
+def check_counts(size: int, writers: int) -> None:
+    """Refuse sizes and numbers of writers that cannot be with `ConfigError`."""
+    if not 0 <= size <= MAX_BYTES:
+        raise ConfigError(f"size must be 0 to {MAX_BYTES} bytes, not {size}")
+    if not 1 <= writers <= MAX_WRITERS:
+        raise ConfigError(f"writers must be 1 to {MAX_WRITERS}, not {writers}")
+
+
 def even_sizes(size: int, writers: int, align: int) -> tuple[int, ...]:
     """Divide a file into domains of whole blocks that differ by one block at most.
 
     Where there are fewer blocks than writers, the last writers have nothing to write.
+
+    Raises:
+        ConfigError: a size or a number of writers that cannot be.
     """
+    check_counts(size, writers)
     blocks = -(-size // align)
     most, rest = divmod(blocks, writers)
     sizes = [(most + (rank < rest)) * align for rank in range(writers)]

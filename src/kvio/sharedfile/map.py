@@ -122,6 +122,8 @@ class Map:
     def missing(self, rank: int | None = None) -> Iterator[Missing]:
         """Yield the cells that are not whole, of a rank or of all, in file order."""
         layout = self.plan.layout
+        if rank is not None:
+            layout.check_rank(rank)
         cells = (
             layout.all_cells()
             if rank is None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +15,7 @@ from kvio.errors import ConfigError, storage_error
 
 _MAP: Final = ".kvio-map"
 _DATA: Final = ".kvio-data"
+_PROBE: Final = ".kvio-probe"
 #: What a name must leave room for: the marks and the random part of a temporary.
 _ROOM: Final = 48
 _NAME_MAX: Final = 255
@@ -47,18 +50,45 @@ class Names:
         """Make a name for a map that is not complete yet."""
         return f"{self.map}.{secrets.token_hex(8)}"
 
+    def new_probe(self) -> str:
+        """Make a name for a file that finds out what the medium can."""
+        return f".{self.final}{_PROBE}.{secrets.token_hex(8)}"
+
     def unfinished_maps(self) -> list[str]:
         """List maps whose making was cut short, or is under way."""
-        mark = f"{self.map}."
-        return [name for name in os.listdir(self.dirfd) if name.startswith(mark)]
+        return self._temporaries(f"{self.map}.")
+
+    def probes(self) -> list[str]:
+        """List probes that are under way, or were cut short."""
+        return self._temporaries(f".{self.final}{_PROBE}.")
+
+    def _temporaries(self, mark: str) -> list[str]:
+        is_one = re.compile(rf"{re.escape(mark)}[0-9a-f]{{16}}").fullmatch
+        return [name for name in os.listdir(self.dirfd) if is_one(name)]
+
+    def stat(self, name: str) -> tuple[int, int, float] | None:
+        """Give a file's device, inode and time of change; None: there is none."""
+        try:
+            info = os.stat(name, dir_fd=self.dirfd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return info.st_dev, info.st_ino, info.st_mtime
+
+    def check_final(self) -> None:
+        """Refuse with `ConfigError` a path at which something else than a file stands."""
+        with suppress(FileNotFoundError):
+            mode = os.stat(self.final, dir_fd=self.dirfd, follow_symlinks=False).st_mode
+            if not stat.S_ISREG(mode):
+                raise ConfigError(f"{self.path!r} is not a regular file: it is not replaced")
 
     def exists(self, name: str) -> bool:
         """Tell whether a name is taken."""
-        try:
-            os.stat(name, dir_fd=self.dirfd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
+        return self.stat(name) is not None
+
+    def is_inode(self, name: str, inode: tuple[int, int]) -> bool:
+        """Tell whether a name is that of a certain file."""
+        found = self.stat(name)
+        return found is not None and found[:2] == inode
 
     def remove(self, name: str) -> None:
         """Remove a name if it stands."""
@@ -86,5 +116,5 @@ def open_names(path: str | os.PathLike[str]) -> Names:
     try:
         fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
-        raise storage_error(exc.errno or 0, f"open the directory of {text!r}", key=text) from exc
+        raise storage_error(exc.errno or 0, f"open the directory of {text!r}") from exc
     return Names(fd, text, final)

@@ -60,14 +60,19 @@ class SharedFileOptions:
         _check_choice("durability", self.durability, get_args(Durability))
         _check_choice("layout", self.layout, get_args(Ending))
         _check_choice("if_exists", self.if_exists, ("error", "replace"))
-        if self.io_threads < 1:
-            raise ConfigError(f"io_threads must be 1 or more, not {self.io_threads}")
+        check_io_threads(self.io_threads)
         if self.align != "auto" and (self.align < 1 or self.align & (self.align - 1)):
             raise ConfigError(f"align must be 'auto' or a power of two, not {self.align!r}")
 
 
+def check_io_threads(io_threads: int) -> None:
+    """Refuse what is no number of threads with `ConfigError`."""
+    if io_threads < 1:
+        raise ConfigError(f"io_threads must be 1 or more, not {io_threads}")
+
+
 def check_verify(verify: str) -> None:
-    """Refuse what is no `Verify`."""
+    """Refuse what is no `Verify` with `ConfigError`."""
     _check_choice("verify", verify, get_args(Verify))
 
 
@@ -100,7 +105,7 @@ def make_plan(
         ConfigError: an option cannot be, or the medium cannot be durable where that is asked.
     """
     with typed(names, "create"):
-        medium = examine(names.dirfd, names.new_map())
+        medium = examine(names.dirfd, names.new_probe())
         block = os.fstatvfs(names.dirfd).f_bsize
     if options.durability == "durable" and medium.not_durable_because:
         raise ConfigError(
@@ -153,7 +158,7 @@ def _lay_out(size: int, writers: int, options: SharedFileOptions, align: int) ->
     sizes: tuple[int, ...] = ()
     if options.sizes is not None:
         sizes = options.sizes
-    elif not options.stripe_bytes and size >= 0 and writers >= 1:
+    elif not options.stripe_bytes:
         sizes = even_sizes(size, writers, align)
     return Layout(size, writers, align, options.cell_bytes, options.stripe_bytes, sizes)
 

@@ -2,60 +2,83 @@
 
 from __future__ import annotations
 
+import errno
+import operator
 import os
+import stat
+import threading
+from collections.abc import Sequence
+from typing import Final
 
 from kvio import _native
 from kvio._native import files
-from kvio.buffers import Data, as_parts, total_bytes
-from kvio.errors import BlockNotFoundError, BlockSizeError, CorruptBlockError
+from kvio.buffers import Data, as_parts, scatter, total_bytes
+from kvio.errors import (
+    BlockNotFoundError,
+    BlockSizeError,
+    CorruptBlockError,
+    StoreClosedError,
+    storage_error,
+)
 from kvio.sharedfile import index as indices
+from kvio.sharedfile.cutting import slice_parts
 from kvio.sharedfile.index import Index, SealError
 from kvio.sharedfile.names import Names
 from kvio.types import Verify
 
+#: How many pieces of memory one read takes: IOV_MAX of Linux.
+_PIECES: Final = 1024
 
-def read_fully(fd: int, view: memoryview, offset: int) -> int:
-    """Fill a view from a file, or as much of it as there is; the count."""
-    done = 0
-    while done < len(view):
-        n = os.preadv(fd, [view[done:]], offset + done)
+
+def read_fully(fd: int, parts: Sequence[memoryview], offset: int) -> int:
+    """Fill views from a file, or as much of them as there is; the count."""
+    done, nbytes = 0, total_bytes(parts)
+    rest = list(parts)
+    while done < nbytes:
+        n = os.preadv(fd, rest[:_PIECES], offset + done)
         if not n:
             break
         done += n
+        while rest and n >= len(rest[0]):
+            n -= len(rest.pop(0))
+        if n:
+            rest[0] = rest[0][n:]
     return done
 
 
-def open_sealed(names: Names) -> tuple[int, Index]:
-    """Open a sealed file and read its index.
+def open_sealed(names: Names) -> int:
+    """Open a sealed file.
 
     Raises:
         BlockNotFoundError: there is none.
-        CorruptBlockError: it does not end as a sealed shared file does, or was damaged.
+        CorruptBlockError: it is no regular file.
     """
     try:
-        fd = files.open_file(names.dirfd, names.final, os.O_RDONLY)
+        fd = files.open_file(names.dirfd, names.final, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         raise BlockNotFoundError(f"no shared file {names.path!r}", key=names.path) from None
-    try:
-        return fd, _read_index(fd)
-    except SealError as exc:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise CorruptBlockError(
-            f"{names.path!r} cannot be read as a shared file: {exc}", key=names.path
-        ) from exc
-    except BaseException:
-        os.close(fd)
-        raise
+        raise CorruptBlockError(f"{names.path!r} is not a regular file", key=names.path)
+    return fd
 
 
-def _read_index(fd: int) -> Index:
+def read_index(fd: int, path: str) -> Index:
+    """Read the index at the end of a sealed file.
+
+    Raises:
+        CorruptBlockError: it does not end as a sealed shared file does, or was damaged.
+    """
     nbytes = os.fstat(fd).st_size
     trailer = os.pread(fd, indices.TRAILER_BYTES, max(0, nbytes - indices.TRAILER_BYTES))
-    table = indices.table_nbytes(trailer)
-    if table > nbytes:
-        raise SealError("its index is longer than the file")
-    at = nbytes - len(trailer) - table
-    return indices.unpack(os.pread(fd, table, at), trailer, nbytes)
+    try:
+        at = nbytes - len(trailer) - indices.table_nbytes(trailer)
+        if at < 0:
+            raise SealError("its index is longer than the file")
+        return indices.unpack(os.pread(fd, nbytes - len(trailer) - at, at), trailer, nbytes)
+    except SealError as exc:
+        text = f"{path!r} cannot be read as a shared file: {exc}"
+        raise CorruptBlockError(text, key=path) from exc
 
 
 class Reader:
@@ -64,57 +87,78 @@ class Reader:
     def __init__(self, fd: int, index: Index, path: str, verify: Verify) -> None:
         self._fd, self.index, self._path = fd, index, path
         self._checksums = index.checksums if verify == "full" else None
+        self._idle = threading.Condition()
+        self._busy, self._closed = 0, False
 
     def pread_into(self, out: Data, offset: int) -> int:
         """Fill *out*; see `SharedFile.pread_into`."""
-        parts = as_parts(out, writable=True)
-        nbytes = total_bytes(parts)
-        size = self.index.layout.size
+        parts, offset = as_parts(out, writable=True), operator.index(offset)
+        nbytes, size = total_bytes(parts), self.index.layout.size
         if offset < 0 or offset + nbytes > size:
             raise BlockSizeError(
                 f"{nbytes} bytes at offset {offset} lie beyond {self._path!r} of {size} bytes",
                 key=self._path,
             )
-        at = offset
-        for part in parts:
-            self._read_part(part, at)
-            at += len(part)
+        with self._idle:
+            if self._closed:
+                raise StoreClosedError(f"this handle of {self._path!r} is closed")
+            self._busy += 1
+        try:
+            self._read(parts, offset, offset + nbytes)
+        finally:
+            with self._idle:
+                self._busy -= 1
+                self._idle.notify_all()
         return nbytes
 
-    def _read_part(self, part: memoryview, offset: int) -> None:
+    def _read(self, parts: Sequence[memoryview], start: int, end: int) -> None:
         if self._checksums is None:
-            self._fill(part, offset)
+            self._fill(parts, start)
             return
-        layout, at, end = self.index.layout, offset, offset + len(part)
+        layout, at = self.index.layout, start
         while at < end:
             stripe = layout.stripe_at(at)
             cell = (at - stripe.origin) // layout.cell_bytes
             first = max(stripe.origin + cell * layout.cell_bytes, stripe.start)
             last = min(stripe.origin + (cell + 1) * layout.cell_bytes, stripe.end)
             stop = min(last, end)
-            own = part[at - offset : stop - offset]
-            self._read_cell(own, at, stripe.first_cell + cell, first, last)
+            own = slice_parts(parts, at - start, stop - start)
+            checksum = self._checksums[stripe.first_cell + cell]
+            if (first, last) == (at, stop):
+                self._read_cell(own, first, checksum)
+            else:
+                whole = _native.allocate(last - first, 64)
+                self._read_cell([whole], first, checksum)
+                scatter(whole[at - first : stop - first], own)
             at = stop
 
-    def _read_cell(self, out: memoryview, at: int, number: int, first: int, last: int) -> None:
-        """Read a part of a cell; all of it is read, to see whether it is what was written."""
-        whole = out if (first, last) == (at, at + len(out)) else _native.allocate(last - first, 64)
-        self._fill(whole, first)
-        assert self._checksums is not None
-        if _native.crc32c(whole) != self._checksums[number]:
-            if whole is out:
-                out[:] = bytes(len(out))
-            raise CorruptBlockError(
-                f"bytes {first} to {last} of {self._path!r} are not what was written",
-                key=self._path,
-            )
-        if whole is not out:
-            out[:] = whole[at - first : at - first + len(out)]
+    def _read_cell(self, out: Sequence[memoryview], first: int, checksum: int) -> None:
+        self._fill(out, first)
+        found = 0
+        for part in out:
+            found = _native.crc32c(part, found)
+        if found == checksum:
+            return
+        for part in out:
+            part[:] = bytes(len(part))  # what is corrupt is not handed out
+        last = first + total_bytes(out)
+        raise CorruptBlockError(
+            f"bytes {first} to {last} of {self._path!r} are not what was written", key=self._path
+        )
 
-    def _fill(self, view: memoryview, offset: int) -> None:
-        if read_fully(self._fd, view, offset) < len(view):
+    def _fill(self, parts: Sequence[memoryview], offset: int) -> None:
+        try:
+            done = read_fully(self._fd, parts, offset)
+        except OSError as exc:
+            error = storage_error(exc.errno or errno.EIO, f"read {self._path!r}")
+            error.key = self._path
+            raise error from exc
+        if done < total_bytes(parts):
             raise CorruptBlockError(f"{self._path!r} is cut short", key=self._path)
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Wait for reads under way and close the descriptor."""
+        with self._idle:
+            self._closed = True
+            self._idle.wait_for(lambda: not self._busy)
         os.close(self._fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from itertools import groupby, islice
 from typing import Final
 
@@ -45,7 +46,9 @@ def wait_until_whole(names: Names, map_: Map, timeout: float | None) -> None:
 
 def _check_failures(names: Names, map_: Map) -> None:
     for rank, number in map_.failures():
-        raise storage_error(number, f"rank {rank} failed to write its part", key=names.path)
+        error = storage_error(number, f"rank {rank} failed to write its part of {names.path!r}")
+        error.key = names.path
+        raise error
 
 
 def _what_is_missing(names: Names, map_: Map) -> str:
@@ -60,7 +63,7 @@ def _what_is_missing(names: Names, map_: Map) -> str:
     return f"{names.path!r} is not whole: missing are parts of {shown}{more}"
 
 
-def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Receipt:
+def seal(names: Names, map_: Map, fd: int, *, reason: str) -> tuple[Receipt, Index]:
     """Write what is left, sync, and publish; see `steps`. *fd* stays open.
 
     Raises:
@@ -78,7 +81,7 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Receipt:
             map_.state = State.FAILED
             raise
         _publish(names, map_)
-    return Receipt(
+    receipt = Receipt(
         key=names.path,
         nbytes=plan.layout.size,
         checksum=indices.whole_checksum(index),
@@ -87,6 +90,7 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Receipt:
         reason=reason,
         existed=False,
     )
+    return receipt, index
 
 
 def _complete(names: Names, map_: Map, fd: int, index: Index) -> None:
@@ -108,7 +112,8 @@ def _publish(names: Names, map_: Map) -> None:
     map_.state = State.SEALED
     if map_.plan.durable:
         files.sync_dir(names.dirfd)
-    names.remove(names.map)
+    with suppress(OSError):  # the file is there; `recover` removes a map that stays
+        names.remove(names.map)
 
 
 def _index_of(map_: Map) -> Index:
@@ -159,7 +164,7 @@ def _read_again(names: Names, plan: Plan, fd: int, index: Index) -> None:
     for rank, number, start, end in plan.layout.all_cells():
         first = start // plan.layout.align * plan.layout.align
         view = room[: -(-(end - first) // plan.layout.align) * plan.layout.align]
-        read_fully(fd, view, first)
+        read_fully(fd, [view], first)
         if _native.crc32c(view[start - first : end - first]) != index.checksums[number]:
             raise CorruptBlockError(
                 f"bytes {start} to {end} of {names.path!r}, of rank {rank}, are not what was "

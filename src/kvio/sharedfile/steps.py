@@ -16,8 +16,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from kvio._native import files
 from kvio.errors import (
@@ -33,6 +35,9 @@ from kvio.sharedfile.map import ALL_BYTES, Map, State, lock, open_map, read_plan
 from kvio.sharedfile.names import Names
 from kvio.sharedfile.plan import Plan, PlanError
 
+#: Probes of a medium take a moment; older ones were cut short.
+_PROBE_S: Final = 60.0
+
 
 @contextmanager
 def typed(names: Names, doing: str) -> Iterator[None]:
@@ -43,7 +48,9 @@ def typed(names: Names, doing: str) -> Iterator[None]:
         raise
     except OSError as exc:
         number = exc.errno or errno.EIO
-        raise storage_error(number, f"{doing} {names.path!r}", key=names.path) from exc
+        error = storage_error(number, f"{doing} {names.path!r}")
+        error.key = names.path
+        raise error from exc
 
 
 def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bool]:
@@ -56,16 +63,20 @@ def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bo
     with typed(names, "create"):
         if not plan.replace and names.exists(names.final):
             raise BlockExistsError(f"{names.path!r} exists", key=names.path)
+        names.check_final()
         sweep(names)
         map_ = _make_map(names, plan)
         try:
             fd, allocated = _make_data(names, plan, preallocate=preallocate)
-            info = os.fstat(fd)
-            map_.inode = (info.st_dev, info.st_ino)
-            map_.state = State.OPEN
         except BaseException:
-            _drop(names, map_)
+            try:
+                _drop(names, map_)
+            finally:
+                map_.close()
             raise
+        info = os.fstat(fd)
+        map_.inode = (info.st_dev, info.st_ino)
+        map_.state = State.OPEN
     return map_, fd, allocated
 
 
@@ -82,8 +93,11 @@ def _make_map(names: Names, plan: Plan) -> Map:
     temporary = names.new_map()
     fd = files.create(names.dirfd, temporary)
     try:
-        lock(fd, plan.layout.writers)
+        if not lock(fd, plan.layout.writers):
+            raise FileNotFoundError(errno.ENOENT, "another creator is sweeping it")
         write_map(fd, plan)
+        if plan.durable:
+            files.sync(fd)
         map_ = open_map(fd, plan, dirfd=names.dirfd, name=temporary)
         files.move(names.dirfd, temporary, names.map, replace=False)
     except (FileExistsError, FileNotFoundError):  # taken, or swept by another creator
@@ -100,8 +114,8 @@ def _make_map(names: Names, plan: Plan) -> Map:
 def _why_taken(names: Names) -> str:
     try:
         map_ = _open_map(names)
-    except KvioError:
-        return f"{names.path!r} is being written, or what was left of it is damaged"
+    except (KvioError, OSError) as exc:
+        return f"{names.path!r} is being written, or what stands in its way is not ours: {exc}"
     try:
         if map_.is_locked(map_.plan.layout.writers):
             return f"{names.path!r} is being written"
@@ -134,17 +148,22 @@ def _set_direct(fd: int, plan: Plan) -> None:
 def _drop(names: Names, map_: Map) -> None:
     """Remove all there is, the map last: until then the name is taken."""
     map_.state = State.ABORTED
-    names.remove(names.data)
-    names.remove(names.map)
-    map_.close()
+    try:
+        names.remove(names.data)
+    finally:
+        names.remove(names.map)
 
 
 def sweep(names: Names) -> None:
-    """Remove maps whose making was cut short: nobody has them locked."""
+    """Remove maps whose making was cut short, which nobody has locked, and probes that are old."""
+    for name in names.probes():
+        found = names.stat(name)
+        if found is not None and time.time() - found[2] > _PROBE_S:
+            names.remove(name)
     for name in names.unfinished_maps():
         try:
             fd = files.open_file(names.dirfd, name, os.O_RDWR)
-        except FileNotFoundError:
+        except OSError:  # gone, or nothing of ours
             continue
         try:
             if lock(fd, 0, ALL_BYTES):
@@ -174,16 +193,17 @@ def _open_map(names: Names) -> Map:
         raise
 
 
-def _open_data(names: Names, map_: Map) -> int:
+def _make_writable(names: Names) -> None:
+    """Undo the last step before the rename of a seal that was cut short."""
+    fd = files.open_file(names.dirfd, names.data, os.O_RDONLY)
     try:
-        fd = files.open_file(names.dirfd, names.data, os.O_RDWR)
-    except PermissionError:  # a seal was cut short right before its last step
-        read_only = files.open_file(names.dirfd, names.data, os.O_RDONLY)
-        try:
-            files.set_mode(read_only, 0o600)
-        finally:
-            os.close(read_only)
-        fd = files.open_file(names.dirfd, names.data, os.O_RDWR)
+        files.set_mode(fd, 0o600)
+    finally:
+        os.close(fd)
+
+
+def _open_data(names: Names, map_: Map) -> int:
+    fd = files.open_file(names.dirfd, names.data, os.O_RDWR)
     info = os.fstat(fd)
     if (info.st_dev, info.st_ino) != map_.inode:
         os.close(fd)
@@ -205,10 +225,14 @@ def join(names: Names) -> tuple[Map, int]:
     with typed(names, "open"):
         map_ = _open_map(names)
         try:
+            if map_.state is State.PREPARING:
+                raise FileNotFoundError(errno.ENOENT, "not ready")
             return map_, _open_data(names, map_)
         except FileNotFoundError:
             map_.close()
-            raise BlockNotFoundError(f"{names.path!r} is not ready yet", key=names.path) from None
+            raise BlockNotFoundError(
+                f"{names.path!r} is not ready yet, or sealed or aborted just now", key=names.path
+            ) from None
         except BaseException:
             map_.close()
             raise
@@ -224,9 +248,14 @@ def recover(names: Names, boot_id: bytes) -> tuple[Map, int] | None:
     """
     with typed(names, "recover"):
         sweep(names)
-        map_ = _open_map(names)
         try:
-            if not map_.lock_to_seal():
+            map_ = _open_map(names)
+        except BlockNotFoundError:
+            if names.exists(names.final):
+                return None
+            raise
+        try:
+            if not map_.lock_to_seal() or not _is_still(names, map_):
                 raise BlockExistsError(f"{names.path!r} is being written", key=names.path)
             return _take_over(names, map_, boot_id)
         except BaseException:
@@ -235,25 +264,23 @@ def recover(names: Names, boot_id: bytes) -> tuple[Map, int] | None:
 
 
 def _take_over(names: Names, map_: Map, boot_id: bytes) -> tuple[Map, int] | None:
-    if not names.exists(names.data):
-        sealed = _is_inode(names, names.final, map_.inode)
+    if names.is_inode(names.final, map_.inode):
+        if map_.plan.durable:
+            files.sync_dir(names.dirfd)
         _drop(names, map_)
-        if sealed:
-            return None
-        raise BlockNotFoundError(
-            f"{names.path!r} was not yet, or no more, there to go on with; "
-            "what was left of it has been removed",
-            key=names.path,
-        )
-    if map_.state is State.PREPARING:
+        map_.close()
+        return None
+    if map_.state in (State.PREPARING, State.ABORTED) or not names.exists(names.data):
         _drop(names, map_)
         raise BlockNotFoundError(
-            f"the creation of {names.path!r} was cut short; what was left has been removed",
+            f"the making or the removal of {names.path!r} was cut short: there is nothing to go "
+            "on with, and what was left has been removed",
             key=names.path,
         )
+    _make_writable(names)
     fd = _open_data(names, map_)
     map_.doubt()
-    if map_.plan.boot_id != boot_id:  # what the map says was never synced
+    if map_.plan.boot_id != boot_id or not any(boot_id):  # what the map says was never synced
         for number in range(map_.plan.layout.cells):
             map_.clear(number)
     if map_.state is State.SEALING:
@@ -261,12 +288,10 @@ def _take_over(names: Names, map_: Map, boot_id: bytes) -> tuple[Map, int] | Non
     return map_, fd
 
 
-def _is_inode(names: Names, name: str, inode: tuple[int, int]) -> bool:
-    try:
-        info = os.stat(name, dir_fd=names.dirfd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return (info.st_dev, info.st_ino) == inode
+def _is_still(names: Names, map_: Map) -> bool:
+    """Tell whether the name is still that of this map: another file may have come and gone."""
+    info = os.fstat(map_.fd)
+    return names.is_inode(names.map, (info.st_dev, info.st_ino))
 
 
 def abort(names: Names, map_: Map) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Final
 
@@ -18,15 +19,22 @@ class Submitter:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
+        self._lock = threading.Lock()
         self._executor: Executor | None = None
 
     def submit(self, writer: Writer, data: Data, offset: int) -> Future[int]:
         """Queue a write; blocks while more than 256 MiB wait."""
-        if self._executor is None:
-            self._executor = Executor(threads=self._threads, max_queued_bytes=_QUEUED_BYTES)
+        with self._lock:
+            if self._executor is None:
+                self._executor = Executor(threads=self._threads, max_queued_bytes=_QUEUED_BYTES)
         nbytes = total_bytes(as_parts(data))
         job = self._executor.submit(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)
         return job.future
+
+    def drain(self) -> None:
+        """Wait until nothing is queued or under way."""
+        if self._executor is not None:
+            self._executor.drain()
 
     def close(self) -> None:
         """Finish what is queued and end the threads."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import operator
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -77,7 +79,7 @@ class Writer:
 
     def pwrite(self, data: Data, offset: int) -> int:
         """Write all of *data*; see `SharedFile.pwrite`."""
-        parts = as_parts(data)
+        parts, offset = as_parts(data), operator.index(offset)
         nbytes = total_bytes(parts)
         self._check_range(offset, nbytes)
         if not nbytes:
@@ -86,25 +88,34 @@ class Writer:
             self._enter(offset, offset + nbytes)
         try:
             self._write(parts, offset, offset + nbytes)
+        except KvioError:
+            raise
+        except BaseException:  # what was written of it is not known
+            self._map.fail(self._layout.stripe_at(offset).rank, errno.ECANCELED)
+            raise
         finally:
             with self._lock:
                 self._busy -= 1
                 self._idle.notify_all()
         return nbytes
 
+    def stop(self) -> bool:
+        """Refuse further calls and wait for those under way; False: that was done before."""
+        with self._lock:
+            was_open, self._closed = not self._closed, True
+            self._idle.wait_for(lambda: not self._busy)
+        return was_open
+
     def finish(self) -> None:
-        """Wait for calls under way, sync, and let other handles write for the ranks.
+        """Stop, sync, and let other handles write for the ranks.
 
         Raises:
             StorageError: the medium did not take all bytes; the file cannot be sealed.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._idle.wait_for(lambda: not self._busy)
+        if not self.stop():
+            return
         if self._ranks and self._map.plan.durable:
-            with self._failing(min(self._ranks), "fdatasync"):
+            with self._failing(min(self._ranks), "sync"):
                 files.sync(self._fd)
         for rank in self._ranks:
             self._map.unlock(rank)
@@ -243,7 +254,9 @@ class Writer:
             self._map.fail(rank, number)
             if isinstance(exc, KvioError):
                 raise
-            raise storage_error(number, f"{doing} of {self._path!r}", key=self._path) from exc
+            error = storage_error(number, f"{doing} of rank {rank} to {self._path!r}")
+            error.key = self._path
+            raise error from exc
 
 
 def _zeros(nbytes: int) -> memoryview:

@@ -1,0 +1,101 @@
+"""What a handle begins with: a file made, joined, taken over, or sealed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvio.sharedfile import planning, steps
+from kvio.sharedfile.map import Map
+from kvio.sharedfile.names import Names, open_names
+from kvio.types import Verify
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(slots=True, kw_only=True)
+class Opened:
+    """What a handle begins with.
+
+    Attributes:
+        names: the directory, open, and the names in it.
+        map: where writers meet; None: the file is sealed.
+        fd: of the data that is written, or -1.
+        rank: the rank the handle writes for; None: any.
+        seals: it may seal.
+        reason: why the mode was chosen.
+        io_threads, verify: as the user asked for.
+    """
+
+    names: Names
+    map: Map | None = None
+    fd: int = -1
+    rank: int | None = None
+    seals: bool = False
+    reason: str = ""
+    io_threads: int = 4
+    verify: Verify = "full"
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[Names]:
+    names = open_names(path)
+    try:
+        yield names
+    except BaseException:
+        names.close()
+        raise
+
+
+def create(
+    path: Path, size: int, writers: int, rank: int | None, choices: dict[str, Any]
+) -> Opened:
+    """Make a file; see `SharedFile.create`."""
+    chosen = planning.choose_options(choices)
+    with _opening(path) as names:
+        plan, reason = planning.make_plan(names, size, writers, chosen)
+        plan.layout.check_rank(rank or 0)
+        map_, fd, allocated = steps.create(names, plan, preallocate=chosen.preallocate)
+    if chosen.preallocate and not allocated:
+        reason = f"{reason}; the medium cannot preallocate"
+    return Opened(
+        names=names, map=map_, fd=fd, rank=rank, seals=True, reason=reason,
+        io_threads=chosen.io_threads,
+    )  # fmt: skip
+
+
+def join(path: Path, rank: int, io_threads: int) -> Opened:
+    """Open a file that is being written, for a rank; see `SharedFile.open`."""
+    planning.check_io_threads(io_threads)
+    with _opening(path) as names:
+        map_, fd = steps.join(names)
+        try:
+            map_.plan.layout.check_rank(rank)
+        except BaseException:
+            os.close(fd)
+            map_.close()
+            raise
+    return Opened(names=names, map=map_, fd=fd, rank=rank, io_threads=io_threads)
+
+
+def recover(path: Path, io_threads: int) -> Opened:
+    """Take over a file; see `SharedFile.recover`."""
+    planning.check_io_threads(io_threads)
+    with _opening(path) as names:
+        found = steps.recover(names, planning.boot_id())
+    if found is None:
+        return Opened(names=names)
+    return Opened(
+        names=names, map=found[0], fd=found[1], seals=True, reason="after a recovery",
+        io_threads=io_threads,
+    )  # fmt: skip
+
+
+def sealed(path: Path, verify: Verify) -> Opened:
+    """Open a sealed file; see `SharedFile.open`."""
+    planning.check_verify(verify)
+    with _opening(path) as names:
+        return Opened(names=names, verify=verify)
