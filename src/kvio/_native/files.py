@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from os import fsencode
 from typing import Any, Final
 
-from kvio._native import NULL, Memory, Template, check, ffi, from_buffer, lib, new, set_bounce
+from kvio._native import (
+    NULL,
+    Memory,
+    Template,
+    check,
+    ffi,
+    from_buffer,
+    lib,
+    new,
+    release,
+    set_bounce,
+)
 from kvio._native.faults import current_fault
 
 _PARTS: Final[Any] = ffi.typeof("kvio_part[]")
@@ -68,8 +79,10 @@ class Words:
     __slots__ = ("_base", "_memory")
 
     def __init__(self, memory: Any) -> None:
-        self._memory = from_buffer(memory, require_writable=True)
-        self._base = int(ffi.cast("uintptr_t", self._memory))
+        self._memory = memory
+        view = from_buffer(memory, require_writable=True)
+        self._base = int(ffi.cast("uintptr_t", view))
+        release(view)  # see ops.py: it must not meet the garbage collector
 
     def cells(self, at: int) -> Any:
         """Give the address of cells that begin *at* bytes into the memory."""
@@ -112,7 +125,11 @@ def write_parts(
     if bounce is not None:
         set_bounce(call, bounce)
     views = [from_buffer(part) for part in parts]
-    c_parts = new(_PARTS, list(zip(views, map(len, parts), strict=True)))
-    op.parts, op.nparts, op.nbytes, op.offset = c_parts, len(parts), nbytes, offset
-    op.fd, op.mode_taken = fd, lib.KVIO_MODE_DIRECT if direct else lib.KVIO_MODE_BUFFERED
-    check(lib.kvio_shared_write(call, op, new("kvio_stripe *", (*stripe, cells))))
+    try:
+        c_parts = new(_PARTS, list(zip(views, map(len, parts), strict=True)))
+        op.parts, op.nparts, op.nbytes, op.offset = c_parts, len(parts), nbytes, offset
+        op.fd, op.mode_taken = fd, lib.KVIO_MODE_DIRECT if direct else lib.KVIO_MODE_BUFFERED
+        check(lib.kvio_shared_write(call, op, new("kvio_stripe *", (*stripe, cells))))
+    finally:
+        for view in views:
+            release(view)

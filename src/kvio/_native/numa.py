@@ -47,8 +47,7 @@ def bind_memory(view: memoryview, mode: int, nodes: Sequence[int] = ()) -> None:
         OSError: a node does not exist or is not allowed, or policies are forbidden (EPERM).
     """
     words = _mask(nodes)
-    memory = from_buffer(view)
-    check(lib.kvio_bind_memory(memory, len(view), mode, words or NULL, len(words)))
+    check(lib.kvio_bind_memory(from_buffer(view), len(view), mode, words or NULL, len(words)))
 
 
 def page_nodes(view: memoryview, page_bytes: int = 4096) -> list[int]:

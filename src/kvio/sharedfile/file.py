@@ -14,11 +14,11 @@ from kvio.errors import ConfigError, StoreClosedError, UnsupportedError
 from kvio.sharedfile import opening, ranks, sealing, steps
 from kvio.sharedfile.index import Index
 from kvio.sharedfile.layout import Extent, Layout, Missing
-from kvio.sharedfile.map import Map, State
+from kvio.sharedfile.map import CANNOT_WRITE, Map, State
 from kvio.sharedfile.opening import Opened, Path
 from kvio.sharedfile.reading import Reader, open_sealed, read_index
 from kvio.sharedfile.submitting import Submitter
-from kvio.sharedfile.writing import CANNOT_WRITE, Writer
+from kvio.sharedfile.writing import Writer
 from kvio.types import MiB, Receipt, Verify
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class SharedFile:
                 of its directory failed; abort it.
         """
         with self._door:
-            map_ = self._sealing(State.OPEN, State.SEALING)
+            map_ = self._sealing(State.OPEN, State.SEALING, State.FAILED)
             self._submitter.drain()
             sealing.wait_until_whole(self._names, map_, timeout)
             self._finish_own()

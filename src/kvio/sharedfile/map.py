@@ -42,6 +42,16 @@ class State(IntEnum):
     FAILED = 5
 
 
+#: Why a file in a state other than open is not written.
+CANNOT_WRITE: Final = {
+    State.PREPARING: "is not ready yet",
+    State.SEALING: "is being sealed",
+    State.SEALED: "is sealed",
+    State.ABORTED: "was aborted",
+    State.FAILED: "cannot be finished: I/O failed; abort it",
+}
+
+
 class Map:
     """A mapped map; the words in it are shared with every process that has it open."""
 

@@ -9,10 +9,16 @@ from typing import Final
 
 from kvio import _native
 from kvio._native import files
-from kvio.errors import BlockExistsError, CorruptBlockError, StorageTimeoutError, storage_error
+from kvio.errors import (
+    BlockExistsError,
+    CorruptBlockError,
+    StorageTimeoutError,
+    StoreClosedError,
+    storage_error,
+)
 from kvio.sharedfile import index as indices
 from kvio.sharedfile.index import Index
-from kvio.sharedfile.map import Map, State
+from kvio.sharedfile.map import CANNOT_WRITE, Map, State
 from kvio.sharedfile.names import Names
 from kvio.sharedfile.plan import Plan
 from kvio.sharedfile.reading import read_fully
@@ -35,7 +41,7 @@ def wait_until_whole(names: Names, map_: Map, timeout: float | None) -> None:
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         progress = map_.progress()
-        _check_failures(names, map_)
+        _check_state(names, map_)
         if next(map_.missing(), None) is None:
             return
         left = _LOOK_EVERY_S if deadline is None else deadline - time.monotonic()
@@ -44,11 +50,14 @@ def wait_until_whole(names: Names, map_: Map, timeout: float | None) -> None:
         map_.wait(progress, min(left, _LOOK_EVERY_S))
 
 
-def _check_failures(names: Names, map_: Map) -> None:
+def _check_state(names: Names, map_: Map) -> None:
     for rank, number in map_.failures():
         error = storage_error(number, f"rank {rank} failed to write its part of {names.path!r}")
         error.key = names.path
         raise error
+    state = map_.state
+    if state not in (State.OPEN, State.SEALING):
+        raise StoreClosedError(f"{names.path!r} {CANNOT_WRITE[state]}")
 
 
 def _what_is_missing(names: Names, map_: Map) -> str:

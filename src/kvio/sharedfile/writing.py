@@ -22,15 +22,8 @@ from kvio.errors import (
 from kvio.sharedfile.coverage import Coverage
 from kvio.sharedfile.cutting import Piece, Way, cut, slice_parts
 from kvio.sharedfile.layout import Stripe
-from kvio.sharedfile.map import Map, State
+from kvio.sharedfile.map import CANNOT_WRITE, Map, State
 
-CANNOT_WRITE = {
-    State.PREPARING: "is not ready yet",
-    State.SEALING: "is being sealed",
-    State.SEALED: "is sealed",
-    State.ABORTED: "was aborted",
-    State.FAILED: "cannot be finished: the I/O of a writer failed; abort it",
-}
 #: The C core keeps the end of a bounce buffer for a trailer and its padding.
 _BEYOND_CHUNK = 2 * _native.lib.KVIO_MAX_ALIGN
 
