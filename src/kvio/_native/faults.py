@@ -19,6 +19,8 @@ HALF: int = lib.KVIO_TRANSFER_HALF
 
 _lock = threading.Lock()
 _active: list[Any] = []
+#: Faults that are over: calls of other threads may still be counting in them.
+_over: list[Any] = []
 
 
 def current_fault() -> Any:
@@ -52,3 +54,4 @@ def inject(
     finally:
         with _lock:
             _active.remove(fault)
+            _over.append(fault)

@@ -81,12 +81,16 @@ class Words:
     def __init__(self, memory: Any) -> None:
         self._memory = memory
         view = from_buffer(memory, require_writable=True)
-        self._base = int(ffi.cast("uintptr_t", view))
+        self._base: Any = int(ffi.cast("uintptr_t", view))
         release(view)  # see ops.py: it must not meet the garbage collector
 
     def cells(self, at: int) -> Any:
         """Give the address of cells that begin *at* bytes into the memory."""
         return ffi.cast("kvio_cell *", self._base + at)
+
+    def forget(self) -> None:
+        """Use the memory no more: it is about to be unmapped."""
+        self._base = self._memory = None
 
     def wait(self, at: int, value: int, timeout_s: float) -> None:
         """Sleep while the word there has *value*, *timeout_s* at most; may wake early."""

@@ -12,7 +12,6 @@ from kvio import forks
 from kvio.buffers import Data
 from kvio.errors import ConfigError, StoreClosedError, UnsupportedError
 from kvio.sharedfile import opening, ranks, sealing, steps
-from kvio.sharedfile.index import Index
 from kvio.sharedfile.layout import Extent, Layout, Missing
 from kvio.sharedfile.map import CANNOT_WRITE, Map, State
 from kvio.sharedfile.opening import Opened, Path
@@ -63,7 +62,7 @@ class SharedFile:
 
     def _begin(self, opened: Opened) -> None:
         if opened.map is None:
-            self._open_reader(None)
+            self._open_reader()
             return
         self._writer = Writer(
             opened.map, opened.fd, self.path, rank=opened.rank, chunk_bytes=_CHUNK_BYTES,
@@ -234,10 +233,10 @@ class SharedFile:
             self._submitter.drain()
             sealing.wait_until_whole(self._names, map_, timeout)
             self._finish_own()
-            receipt, index = sealing.seal(self._names, map_, self._fd, reason=self._reason)
+            sealed = sealing.seal(self._names, map_, self._fd, reason=self._reason)
+            self._reader = Reader(sealed.fd, sealed.index, self.path, self._verify)
             self._leave_map()
-            self._open_reader(index)
-            return receipt
+            return sealed.receipt
 
     def abort(self) -> None:
         """Remove what there is and close; calls of other writers fail from now on.
@@ -355,11 +354,11 @@ class SharedFile:
             map_.close()
             os.close(self._fd)
 
-    def _open_reader(self, index: Index | None) -> None:
+    def _open_reader(self) -> None:
         with steps.typed(self._names, "open"):
             fd = open_sealed(self._names)
             try:
-                index = index or read_index(fd, self.path)
+                index = read_index(fd, self.path)
             except BaseException:
                 os.close(fd)
                 raise

@@ -13,6 +13,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any, Final
 
@@ -189,10 +190,16 @@ class Map:
         return self.lock(self.plan.layout.writers)
 
     def close(self) -> None:
-        """Let go of all locks; what is mapped stays until nobody uses it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        """Let go of all locks and unmap it; nobody may be writing through it."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self._words.forget()
+        self._rows.release()
+        self._view.release()
+        with suppress(BufferError):  # in a forked child: a thread of its parent looked at a block
+            self._memory.close()
 
 
 def open_map(fd: int, plan: Plan, *, dirfd: int, name: str) -> Map:

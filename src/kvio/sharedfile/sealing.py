@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Final
 
@@ -72,7 +74,16 @@ def _what_is_missing(names: Names, map_: Map) -> str:
     return f"{names.path!r} is not whole: missing are parts of {shown}{more}"
 
 
-def seal(names: Names, map_: Map, fd: int, *, reason: str) -> tuple[Receipt, Index]:
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A file that was published: its receipt, its index, and a descriptor to read it."""
+
+    receipt: Receipt
+    index: Index
+    fd: int
+
+
+def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
     """Write what is left, sync, and publish; see `steps`. *fd* stays open.
 
     Raises:
@@ -86,10 +97,16 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> tuple[Receipt, Ind
     with typed(names, "seal"):
         try:
             _complete(names, map_, fd, index)
+            to_read = files.open_file(names.dirfd, names.data, os.O_RDONLY)
         except OSError:  # an inode that lost bytes is never trusted again
             map_.state = State.FAILED
             raise
-        _publish(names, map_)
+        try:
+            _check_state(names, map_)  # a writer that closed meanwhile may have seen an error
+            _publish(names, map_)
+        except BaseException:
+            os.close(to_read)
+            raise
     receipt = Receipt(
         key=names.path,
         nbytes=plan.layout.size,
@@ -99,7 +116,7 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> tuple[Receipt, Ind
         reason=reason,
         existed=False,
     )
-    return receipt, index
+    return Sealed(receipt, index, to_read)
 
 
 def _complete(names: Names, map_: Map, fd: int, index: Index) -> None:

@@ -148,9 +148,8 @@ def _set_direct(fd: int, plan: Plan) -> None:
 def _drop(names: Names, map_: Map) -> None:
     """Remove all there is, the map last: until then the name is taken."""
     map_.state = State.ABORTED
-    try:
+    if _is_still(names, map_):
         names.remove(names.data)
-    finally:
         names.remove(names.map)
 
 
