@@ -336,6 +336,38 @@ def s3(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def numa(session: nox.Session) -> None:
+    """Run a guest with two memory nodes in QEMU, without KVM, and ask it where things are.
+
+    Needs the Debian packages qemu-system-x86 and e2fsprogs. The kernel is the file that
+    KVIO_NUMA_KERNEL names, or Debian's for clouds, which is downloaded (27 MB), never installed.
+    """
+    install(session, "test")
+    kernel = os.environ.get("KVIO_NUMA_KERNEL") or debian_kernel(session)
+    env = {"KVIO_NUMA_KERNEL": kernel} if kernel else {}
+    session.run("python", "-m", "pytest", *(session.posargs or ["tests/numa"]), env=env)
+
+
+def debian_kernel(session: nox.Session) -> str | None:
+    """Download Debian's newest kernel for clouds and unpack it; None, with a warning, elsewhere."""
+    scratch = Path(session.create_tmp()).resolve() / "kernel"
+    scratch.mkdir(exist_ok=True)
+    try:
+        if not any(scratch.glob("boot/vmlinuz-*")):
+            depends = ("apt-cache", "depends", "--important", "linux-image-cloud-amd64")
+            said = subprocess.run(depends, capture_output=True, text=True, check=True).stdout
+            package = said.split()[-1]
+            subprocess.run(["apt-get", "download", "-qq", package], cwd=scratch, check=True)
+            [archive] = scratch.glob(f"{package}_*.deb")
+            subprocess.run(["dpkg-deb", "-x", archive, scratch], check=True)
+            archive.unlink()
+        return str(max(scratch.glob("boot/vmlinuz-*")))
+    except (OSError, ValueError, subprocess.CalledProcessError) as exc:
+        session.warn(f"SKIPPED: no kernel for the guest (linux-image-cloud-amd64): {exc}")
+        return None
+
+
+@nox.session(default=False)
 def torch(session: nox.Session) -> None:
     """Run the tests that need torch, which is large."""
     install(session, "test", extras="[torch]")

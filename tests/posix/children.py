@@ -89,8 +89,22 @@ NO_RENAME_FLAGS = Refusal("renameat2", 4, 0xFFFFFFFF, 0, False, errno.EINVAL)
 NO_DIRECT = Refusal("openat", 2, os.O_DIRECT, os.O_DIRECT, True, errno.EINVAL)
 
 _MACHINES = {
-    "x86_64": (0xC000003E, {"openat": 257, "linkat": 265, "renameat2": 316}),
-    "aarch64": (0xC00000B7, {"openat": 56, "linkat": 37, "renameat2": 276}),
+    "x86_64": (
+        0xC000003E,
+        {
+            **{"openat": 257, "linkat": 265, "renameat2": 316, "sched_setaffinity": 203},
+            **{"sched_getaffinity": 204, "mbind": 237, "set_mempolicy": 238},
+            **{"get_mempolicy": 239, "move_pages": 279},
+        },
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {
+            **{"openat": 56, "linkat": 37, "renameat2": 276, "sched_setaffinity": 122},
+            **{"sched_getaffinity": 123, "mbind": 235, "get_mempolicy": 236},
+            **{"set_mempolicy": 237, "move_pages": 239},
+        },
+    ),
 }
 _LOAD, _AND, _JUMP_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000

@@ -179,6 +179,24 @@ class DevicePromises:
         with memory.lend(spans) as lent:
             assert b"".join(lent) == data
 
+    def test_what_a_call_that_hangs_looks_at_is_not_lent_again(self, memory: DeviceMemory) -> None:
+        """It sees the bytes that it was given, whatever else goes through the ring meanwhile."""
+        spans = [[Span(n * 4 * PAGE, 4 * PAGE)] for n in range(9)]
+        for n, own in enumerate(spans):
+            memory.fill(own, [memoryview(noise(4 * PAGE, n))], checksum=False)
+        hanging = [True]
+        with memory.lend(spans[0]) as lent:
+            memory.doubt(lent, lambda: hanging[0])
+        for n in range(1, 9):
+            with memory.lend(spans[n], timeout=60) as other:
+                assert b"".join(other) == noise(4 * PAGE, n)
+
+        assert b"".join(lent) == noise(4 * PAGE, 0)
+        assert memory._ring.lent_bytes == 4 * PAGE
+        hanging[0] = False
+        with memory.lend(spans[1]):
+            assert memory._ring.lent_bytes == 4 * PAGE
+
     def test_closed_memory_refuses(self, memory: DeviceMemory) -> None:
         """No call works after close, and close may be called again."""
         memory.close()

@@ -101,6 +101,39 @@ class TestKvdev(DevicePromises):
         with memory.lend(SPANS) as lent:
             assert b"".join(lent) == noise(NBYTES, 2)
 
+    def test_a_fill_of_part_of_a_span_is_waited_for(self, memory: DeviceMemory) -> None:
+        """Bytes that came to the middle of a span are there when the whole of it is read."""
+        span = Span(8 * PAGE, 4 * PAGE)
+        for turn in range(4):
+            data = noise(4 * PAGE, turn)
+            memory.fill([span], [memoryview(data)], checksum=False)
+            part = memory.fill(
+                [Span(9 * PAGE, 100)], flat_parts(kvdev.tensor_of(bytes(100))), checksum=False
+            )
+            with memory.lend([span]) as lent:
+                assert part.ready is not None
+                assert part.ready.done(), "nobody waited for it"
+                assert b"".join(lent) == data[:PAGE] + bytes(100) + data[PAGE + 100 :]
+
+    def test_a_lost_copy_to_part_of_a_span_fails_the_span(self, memory: DeviceMemory) -> None:
+        """And what is filled over it later is good again, wherever that begins."""
+        span = Span(8 * PAGE, 4 * PAGE)
+        memory.fill([span], [memoryview(noise(4 * PAGE))], checksum=False)
+        kvdev.state.fail_when_done.add("dd")
+        memory.fill([Span(9 * PAGE, 9)], flat_parts(kvdev.tensor_of(bytes(9))), checksum=False)
+        kvdev.settle()
+        kvdev.state.fail_when_done.clear()
+        with pytest.raises(StorageError, match="lost a copy dd"), memory.lend([span]):
+            pytest.fail("lent what never arrived")
+        with pytest.raises(StorageError, match="lost a copy dd"):
+            memory.fetch([Span(8 * PAGE, 3 * PAGE)], room(1))
+
+        other = Span(9 * PAGE, 2 * PAGE)
+        memory.fill([other], [memoryview(noise(2 * PAGE, 2))], checksum=False)
+
+        with memory.lend([span]) as lent:
+            assert b"".join(lent)[PAGE : 3 * PAGE] == noise(2 * PAGE, 2)
+
     @pytest.mark.parametrize("way", ["dd", "hd"])
     def test_a_copy_that_is_refused_fails_the_fill(self, memory: DeviceMemory, way: str) -> None:
         """What the device will not even begin is an error of the write itself."""

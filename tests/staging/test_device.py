@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
-from kvio import ConfigError, UnsupportedError
+from kvio import ConfigError, KiB, UnsupportedError
+from kvio.wrappers.staging import StagingTier
+from kvio.wrappers.staging.device import DeviceMemory
 from kvio.wrappers.staging.memory import flat_parts, open_memory
+from kvio.wrappers.staging.options import TierOptions
 
 from .device_promises import CAPACITY, NBYTES, SPANS, DevicePromises, noise
+from .hung import Hung
+from .medium import LONG_S, open_medium
 
 torch = pytest.importorskip("torch", reason="needs torch")
 pytestmark = pytest.mark.torch
@@ -43,6 +48,31 @@ class TestCpu(DevicePromises):
         assert filled == memory.fill(SPANS, [memoryview(data)], checksum=True)
         with memory.lend(SPANS) as lent:
             assert b"".join(lent) == data
+
+    @pytest.mark.parametrize(
+        ("keys", "nbytes"), [("k", 32 * KiB), ("kl", 200)], ids=["a block", "small ones"]
+    )
+    def test_a_drain_that_hangs_sees_its_own_bytes(
+        self, memory: DeviceMemory, keys: str, nbytes: int
+    ) -> None:
+        """Given up, with a ring no longer than a block: others go past it all the same."""
+        data = {key: noise(nbytes, seed) for seed, key in enumerate(keys)}
+        options = TierOptions(drain_threads=1, timeout=0.2, retries=9)
+        with open_medium() as store, Hung(store, *data) as hung:
+            tier = StagingTier(store, memory, options)
+            tier.pause()
+            first = [tier.write_block(key, data[key]) for key in data]
+            tier.resume()
+            for receipt in first:
+                receipt.wait(timeout=LONG_S)
+            for n in range(4):
+                tier.write_block(f"other-{n}", noise(nbytes, 9 + n)).wait(timeout=LONG_S)
+
+            assert store.stats().quarantined_threads >= 1
+            assert hung.parts.keys() & data.keys()
+            assert all(hung.sees(key) == data[key] for key in hung.parts)
+            hung.let_go()
+            tier.close(timeout=LONG_S)
 
 
 @gpu[0]

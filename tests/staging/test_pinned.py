@@ -106,6 +106,18 @@ def test_a_segment_out_of_use_is_unpinned_and_given_back(cuda: Cuda) -> None:
     memory.close()
 
 
+def test_views_keep_their_bytes_when_it_is_closed(cuda: Cuda) -> None:
+    """A call that hangs and still looks at them writes nothing else."""
+    memory = open_memory("pinned", NBYTES)
+    memory.fill([Span(PAGE, 4)], [memoryview(b"kept")], checksum=False)
+    (view,) = memory.views([Span(PAGE, 4)])
+
+    memory.close()
+
+    assert bytes(view) == b"kept"
+    assert not cuda.registered
+
+
 def test_what_cuda_refuses_is_an_error_and_leaves_nothing(cuda: Cuda) -> None:
     """A machine that will pin a part of it pins none of it."""
     cuda.fail_at = 1

@@ -6,6 +6,7 @@ that carries them. Arrays of operations are in `kvio._native.ops`.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ NULL: Final[Any] = ffi.NULL
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _PARTS: Final[Any] = ffi.typeof("kvio_part[]")
 _MPOL_BIND: Final = 2
+_MAX_NODES: Final = 1024
 
 #: Names of the system call sites, for messages.
 SITES: Final = (
@@ -229,8 +231,22 @@ def advise(view: memoryview, advice: int) -> None:
 
 def bind_node(view: memoryview, node: int) -> None:
     """Let pages that are touched from now on come from one NUMA node: mbind(2)."""
-    words = [0] * (node // 64) + [1 << node % 64]
+    words = node_mask((node,))
     check(lib.kvio_bind_memory(from_buffer(view), len(view), _MPOL_BIND, words, len(words)))
+
+
+def node_mask(nodes: Sequence[int]) -> list[int]:
+    """Give a set of NUMA nodes as the kernel takes it, in words of 64 bits.
+
+    Raises:
+        OSError: no kernel has a node of that number (EINVAL).
+    """
+    if not all(0 <= node < _MAX_NODES for node in nodes):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    words = [0] * (max(nodes, default=-1) // 64 + 1)
+    for node in nodes:
+        words[node // 64] |= 1 << node % 64
+    return words
 
 
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvio._native import NULL, check, from_buffer, lib, new
+from kvio._native import NULL, check, from_buffer, lib, new, node_mask
 
 #: Modes of a policy, from linux/mempolicy.h.
 DEFAULT: Final = 0
@@ -24,7 +24,7 @@ def set_memory_policy(mode: int, nodes: Sequence[int] = ()) -> None:
     Raises:
         OSError: a node does not exist or is not allowed, or policies are forbidden (EPERM).
     """
-    words = _mask(nodes)
+    words = node_mask(nodes)
     check(lib.kvio_set_memory_policy(mode, words or NULL, len(words)))
 
 
@@ -46,7 +46,7 @@ def bind_memory(view: memoryview, mode: int, nodes: Sequence[int] = ()) -> None:
     Raises:
         OSError: a node does not exist or is not allowed, or policies are forbidden (EPERM).
     """
-    words = _mask(nodes)
+    words = node_mask(nodes)
     check(lib.kvio_bind_memory(from_buffer(view), len(view), mode, words or NULL, len(words)))
 
 
@@ -60,10 +60,3 @@ def page_nodes(view: memoryview, page_bytes: int = 4096) -> list[int]:
     nodes = new("int32_t[]", count)
     check(lib.kvio_page_nodes(from_buffer(view), count, page_bytes, nodes))
     return [int(node) for node in nodes]
-
-
-def _mask(nodes: Sequence[int]) -> list[int]:
-    words = [0] * (max(nodes, default=-1) // _WORD_BITS + 1)
-    for node in nodes:
-        words[node // _WORD_BITS] |= 1 << node % _WORD_BITS
-    return words

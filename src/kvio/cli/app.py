@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 import kvio
-from kvio.cli import blocks, checks, experiments, media, staging
+from kvio.cli import blocks, checks, experiments, media, placement, staging
 from kvio.cli.output import INTERRUPTED, complain, forget_stdout, guarded
 
 _EPILOG: Final = """\b
@@ -74,7 +74,7 @@ def _register(commands: Sequence[tuple[str, Callable[..., None], str]]) -> None:
 _register(
     (
         *(*media.COMMANDS, *blocks.COMMANDS, *checks.COMMANDS),
-        *(*experiments.COMMANDS, *staging.COMMANDS),
+        *(*experiments.COMMANDS, *staging.COMMANDS, *placement.COMMANDS),
     )
 )
 app.add_typer(experiments.experiment, name="experiment")

@@ -27,6 +27,11 @@ _U32 = struct.Struct("=I")
 _INODE = struct.Struct("=QQ")
 _WRITER = struct.Struct("=IiII")
 _LOCK: Final = struct.Struct("=hh4xqqi4x")
+#: From linux/fs.h.
+_FLAGS: Final = struct.Struct("=q")
+_FS_IOC_GETFLAGS: Final = 0x80086601
+_FS_IOC_SETFLAGS: Final = 0x40086602
+_FS_NOCOW_FL: Final = 0x00800000
 _BUSY: Final = (errno.EAGAIN, errno.EACCES)
 #: A length for `lock`: to the end of the file and beyond.
 ALL_BYTES: Final = 0
@@ -232,9 +237,17 @@ def lock(fd: int, byte: int, nbytes: int = 1) -> bool:
 def write_map(fd: int, plan: Plan) -> None:
     """Fill a new file with a map of which nothing has been written yet."""
     head, sizes = plans.pack(plan)
+    _write_in_place(fd)
     os.posix_fallocate(fd, 0, plan.map_nbytes)
     os.pwrite(fd, sizes, plan.sizes_at)
     os.pwrite(fd, head, 0)
+
+
+def _write_in_place(fd: int) -> None:
+    """Ask btrfs for no copies on write: on a full disk a store to a copied page is a SIGBUS."""
+    with suppress(OSError):  # other file systems write in place, or have no such flags
+        flags = _FLAGS.unpack(fcntl.ioctl(fd, _FS_IOC_GETFLAGS, _FLAGS.pack(0)))[0]
+        fcntl.ioctl(fd, _FS_IOC_SETFLAGS, _FLAGS.pack(flags | _FS_NOCOW_FL))
 
 
 def read_plan(fd: int) -> Plan:

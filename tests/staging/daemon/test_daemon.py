@@ -15,8 +15,8 @@ from kvio.wrappers.staging.daemon.client import DaemonTier
 from kvio.wrappers.staging.daemon.lines import Lines
 from kvio.wrappers.staging.daemon.naming import name_of
 from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.daemon.sockets import connect, receive, send
-from tests.staging.daemon.daemons import client_of, serving
+from kvio.wrappers.staging.daemon.sockets import connect, poll, receive, send
+from tests.staging.daemon.daemons import client_of, serving, until
 from tests.staging.medium import LONG_S, Medium, disk_error
 
 PAGE = 4096
@@ -53,6 +53,60 @@ def test_a_client_is_told_of_its_own_failures_alone(
     assert (tier.failed, other.failed) == ([bad], [])
     assert not other.discard(bad)
     assert tier.discard(bad)
+
+
+def test_a_client_retries_its_own_failures_alone(
+    tier: DaemonTier, other: DaemonTier, store: WrappedStore[Medium]
+) -> None:
+    """The other's stay failed, and are not even begun: it may know why they must wait."""
+    for key in ("ours", "theirs"):
+        store.wrapper.fail(key, disk_error(key))
+    ours, theirs = tier.write_block("ours", b"data"), other.write_block("theirs", b"data")
+    for receipt in (ours, theirs):
+        with pytest.raises(kvio.StorageError):
+            receipt.wait(timeout=LONG_S)
+
+    assert tier.retry_failed() == [ours]
+    assert ours.wait(timeout=LONG_S)
+    tier.barrier(timeout=LONG_S)
+
+    assert sorted(store.wrapper.order("begin")) == ["ours", "ours", "theirs"]
+    assert (tier.failed, other.failed) == ([], [theirs])
+    assert other.retry_failed() == [theirs]
+    assert theirs.wait(timeout=LONG_S)
+
+
+def test_a_block_in_the_place_of_anothers_failed_one_is_driven_for_both(
+    tier: DaemonTier, other: DaemonTier, store: WrappedStore[Medium]
+) -> None:
+    """Who wrote the older block may ask for the newer, and both hear how it ends."""
+    store.wrapper.fail("k", disk_error())
+    tier.pause()
+    old, new = tier.write_block("k", b"old"), other.write_block("k", b"new")
+    tier.resume()
+    for receipt in (old, new):
+        with pytest.raises(kvio.StorageError):
+            receipt.wait(timeout=LONG_S)
+
+    assert tier.retry_failed() == []  # its own write is absorbed: there is nothing to give
+    assert old.wait(timeout=LONG_S).nbytes == 3
+    until(lambda: new.receipt is not None)
+
+    assert store.wrapper.peek("k") == b"new"
+    other.barrier(timeout=LONG_S)
+    assert other.failed == []
+
+
+def test_room_of_open_readers_is_counted(tier: DaemonTier) -> None:
+    """In whole pages, for as long as they are open."""
+    tier.pause()
+    tier.write_block("k", bytes(5000))
+    with tier.open("k", "rb"):
+        held = tier.stats().open_bytes
+
+    assert held == 2 * PAGE
+    until(lambda: tier.stats().open_bytes == 0)
+    tier.resume()
 
 
 def test_a_pause_ends_with_the_client_that_asked_for_it(
@@ -206,6 +260,20 @@ def test_a_connection_of_nobody_known_is_refused(daemon: StageDaemon) -> None:
 
     assert isinstance(answer, say.Failure)
     assert "knows no such client" in answer.text
+
+
+def test_a_line_waits_as_long_as_it_takes_after_a_call_with_a_limit(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit is one call's; and where nothing is there yet, looking does not wait."""
+    monkeypatch.setattr("kvio.wrappers.staging.daemon.lines._POLL_S", 0)
+    with lines.line() as line:
+        line.ask(say.Hold(on=False), timeout=LONG_S)
+        assert line.sock.gettimeout() is None
+        assert poll(line.sock, 0) is None
+        send(line.sock, say.Hold(on=False))
+        assert receive(line.sock) == say.Done(0)
+        assert line.idle
 
 
 def test_every_packet_is_whole_or_refused(daemon: StageDaemon) -> None:

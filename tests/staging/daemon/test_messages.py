@@ -138,7 +138,7 @@ _SAMPLES: list[say.Message] = [
     say.Discard(1),
     say.Standing(1),
     say.Stats(),
-    say.Welcome(bytes(16), 9, Level.VISIBLE, eager=True),
+    say.Welcome(bytes(16), 9, Level.VISIBLE, eager=True, populated=False),
     say.Grant(1, more=False, spans=(Span(0, 9),)),
     say.Through(),
     say.Accepted(1, 2),

@@ -15,7 +15,10 @@ from tests.staging.daemon.daemons import serving
 TEXT = (Path(__file__).parents[3] / "docs" / "staging-daemon.md").read_text(encoding="utf-8")
 
 
-_NAMED = {"ticket", "sequence", "nbytes", "if_exists", "when_full", "more", "staged", "session"}
+_NAMED = {
+    *("ticket", "sequence", "nbytes", "if_exists", "when_full", "more", "staged", "session"),
+    *("capacity_bytes", "eager", "populated"),
+}
 
 
 def test_the_table_has_every_message_and_its_fields() -> None:
@@ -28,15 +31,7 @@ def test_the_table_has_every_message_and_its_fields() -> None:
     fields = {name: text for _, name, text in rows}
     for kind in say.LAYOUT:
         for field in kind.__annotations__:
-            if field in (
-                "ticket",
-                "sequence",
-                "nbytes",
-                "if_exists",
-                "when_full",
-                "more",
-                "staged",
-            ):
+            if field in _NAMED:
                 assert field in fields[kind.__name__], (kind, field)
 
 
@@ -46,6 +41,7 @@ def test_limits_and_lists_are_those_of_the_code() -> None:
     kinds = ", ".join(kind.__name__ for kind in faults._KINDS)
 
     assert f"at most {MAX_BYTES} bytes" in TEXT
+    assert f"the version as u16 ({say.VERSION})" in TEXT
     assert f"Modes, in order: {modes}." in TEXT
     assert f"in order from 0: {kinds}." in TEXT
     for most in (say.MAX_KEYS, say.MAX_SPANS, say.MAX_SEQUENCES):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from kvio.errors import (
 )
 from kvio.types import MiB, Parts
 from kvio.wrappers.staging.extents import Span
+from kvio.wrappers.staging.fences import Fences
 from kvio.wrappers.staging.host import Fence, Filled, HostMemory, crc32c_of
 from kvio.wrappers.staging.pieces import Part, check_lengths, cut_spans, pairs
 from kvio.wrappers.staging.ring import Ring
@@ -60,6 +61,7 @@ class PinnedMemory(HostMemory):
         if not torch.cuda.is_available():
             raise UnsupportedError("pinned staging memory: torch sees no CUDA device here")
         self._torch = torch
+        self._closing = False
         super().__init__(
             nbytes,
             huge_pages=huge_pages,
@@ -89,6 +91,7 @@ class PinnedMemory(HostMemory):
 
     def close(self) -> None:  # noqa: D102
         if not self._closed:
+            self._closing = True
             self._segments.drop_all()
         super().close()
 
@@ -108,11 +111,15 @@ class PinnedMemory(HostMemory):
         _check(status, "register staging memory with CUDA")
 
     def _unregister(self, number: int) -> None:
-        """Unpin a segment and give its pages back; pinned, the GPU would keep the old ones."""
+        """Unpin a segment and give its pages back; pinned, the GPU would keep the old ones.
+
+        At the end they stay with the views that are left: a call that hangs may have some.
+        """
         (view,) = super().views([self._segment(number)])
         status = self._torch.cuda.cudart().cudaHostUnregister(_native.address_of(view))
         _check(status, "unregister staging memory from CUDA")
-        super().release([self._segment(number)])
+        if not self._closing:
+            super().release([self._segment(number)])
 
 
 class DeviceMemory:
@@ -149,7 +156,7 @@ class DeviceMemory:
         pinned = self._device.device.type == "cuda"
         kind = PinnedMemory if pinned else HostMemory
         self._ring = Ring(kind(min(ring_bytes, self.capacity_bytes)))
-        self._fences: dict[int, Fence] = {}  # by offset, of what was filled and not yet read
+        self._fences = Fences()  # of what was filled and not yet read
         self._closed = False
 
     def fill(self, spans: Sequence[Span], data: Sequence[Part], *, checksum: bool) -> Filled:
@@ -160,8 +167,7 @@ class DeviceMemory:
         check_lengths(spans, data)
         self._segments.use(spans)
         fence = self._device.copy_in(self._tensors(spans), data)
-        if fence is not None:
-            self._fences.update((span.offset, fence) for span in spans)
+        self._fences.put(spans, fence)
         in_host = all(isinstance(part, memoryview) for part in data)
         return Filled(crc32c_of(data) if checksum and in_host else None, fence)
 
@@ -176,6 +182,10 @@ class DeviceMemory:
             self._copy_out(spans, spans, parts)
             yield parts
 
+    def doubt(self, parts: Parts, hanging: Callable[[], bool]) -> None:
+        """Keep a part of the ring beyond its context, as long as *hanging*."""
+        self._ring.doubt(parts, hanging)
+
     def fetch(self, spans: Sequence[Span], out: Parts, start: int = 0) -> int:
         """Copy bytes from *start* on straight to the caller's memory; how many."""
         cut = cut_spans(spans, start, total_bytes(out))
@@ -184,6 +194,7 @@ class DeviceMemory:
 
     def release(self, spans: Sequence[Span]) -> None:
         """Give the segments back to torch's allocator of which no page is in use any more."""
+        self._fences.put(spans, None)
         self._segments.release(spans)
 
     def close(self) -> None:  # noqa: D102
@@ -191,16 +202,13 @@ class DeviceMemory:
             return
         self._closed = True
         self._segments.drop_all()
-        self._fences.clear()
         self._ring.close()
 
     def _copy_out(self, whole: Sequence[Span], cut: Sequence[Span], out: Parts) -> None:
         """Wait for the copies in, of which only their fences tell that they failed; then copy."""
-        for span in whole:
-            fence = self._fences.get(span.offset)
-            if fence is not None:
-                fence.wait()
-                self._fences.pop(span.offset, None)
+        for fence in self._fences.over(whole):
+            fence.wait()
+            self._fences.drop(whole, fence)
         self._device.copy_out(self._tensors(cut), out)
 
     def _tensors(self, spans: Sequence[Span]) -> list[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from kvio.errors import KvioError, StorageError
+from kvio.errors import KvioError, StorageError, StorageTimeoutError
 from kvio.store import Store
 from kvio.types import BlockResult, KiB, MiB, Parts, Receipt
 from kvio.wrappers.staging import failures
@@ -157,7 +157,7 @@ class Drains:
 
     def _look_at_held(self) -> None:
         room = self.ledger.room
-        if room.held and self._store.stats().quarantined_threads == 0:
+        if room.held and not self.hanging():
             with self.ledger.lock:
                 room.give_held()
             self._deliver()
@@ -215,15 +215,31 @@ class Drains:
 
     def _write(self, batch: Sequence[Entry]) -> Sequence[Receipt | BaseException]:
         spans = [span for entry in batch for span in entry.spans]
+        with self._memory.lend(spans, timeout=self._timeout) as parts:
+            try:
+                outcomes = self._store_parts(batch, parts)
+            except StorageTimeoutError:
+                self._memory.doubt(parts, self.hanging)
+                raise
+            if any(isinstance(outcome, StorageTimeoutError) for outcome in outcomes):
+                self._memory.doubt(parts, self.hanging)
+            return outcomes
+
+    def _store_parts(
+        self, batch: Sequence[Entry], parts: Parts
+    ) -> Sequence[Receipt | BaseException]:
         store, if_exists, limit = self._store, batch[0].if_exists, self._timeout
-        with self._memory.lend(spans, timeout=limit) as parts:
-            if len(batch) == 1:
-                key = batch[0].key
-                return [store.write_block(key, parts, if_exists=if_exists, timeout=limit)]
-            blocks = cut(parts, [entry.nbytes for entry in batch])
-            items = [(entry.key, block) for entry, block in zip(batch, blocks, strict=True)]
-            results = store.write_blocks(items, if_exists=if_exists, timeout=limit)
-            return [_outcome(result) for result in results]
+        if len(batch) == 1:
+            key = batch[0].key
+            return [store.write_block(key, parts, if_exists=if_exists, timeout=limit)]
+        blocks = cut(parts, [entry.nbytes for entry in batch])
+        items = [(entry.key, block) for entry, block in zip(batch, blocks, strict=True)]
+        results = store.write_blocks(items, if_exists=if_exists, timeout=limit)
+        return [_outcome(result) for result in results]
+
+    def hanging(self) -> bool:
+        """Tell whether calls that were given up may still look at what they were given."""
+        return self._store.stats().quarantined_threads > 0
 
 
 def _be_nice(nice: int) -> None:

@@ -6,7 +6,7 @@ import fcntl
 import mmap
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -19,7 +19,7 @@ from kvio.wrappers.staging.extents import Span, pages_of
 from kvio.wrappers.staging.pieces import Part, check_lengths, cut_spans, on_device, pairs
 
 _MADV_WIPEONFORK: Final = 18  # madvise(2); the mmap module has no name for it
-_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
+MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 
 
 class Fence(Protocol):
@@ -125,6 +125,9 @@ class HostMemory:
         """Lend the spans' bytes in host memory: here the views themselves, without a wait."""
         yield self.views(spans)
 
+    def doubt(self, parts: Parts, hanging: Callable[[], bool]) -> None:
+        """Do nothing: what is lent is the spans themselves, which their owner keeps in use."""
+
     def fetch(self, spans: Sequence[Span], out: Parts, start: int = 0) -> int:
         """Copy bytes from *start* on to the caller's memory, as many as fit; how many.
 
@@ -170,7 +173,7 @@ class HostMemory:
             _bind(self._view, numa_node)
         if populate:
             with _as_storage_error("populate staging memory"):
-                _native.advise(self._view, _MADV_POPULATE_WRITE)
+                _native.advise(self._view, MADV_POPULATE_WRITE)
 
 
 def _sealed_memfd(nbytes: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kvio.errors import (
     BlockExistsError,
@@ -274,10 +274,13 @@ class Ledger:
 
     # Deciding about failures
 
-    def retry_failed(self) -> list[StagedReceipt]:
-        """Drive every failed entry again; their receipts are open again."""
+    def retry_failed(self, only: Collection[StagedReceipt] | None = None) -> list[StagedReceipt]:
+        """Drive failed entries again, all or those of some receipts; they are open again."""
         with self.lock:
             entries = list(self.failed.values())
+            if only is not None:
+                wanted = set(only)
+                entries = [e for e in entries if not wanted.isdisjoint(e.receipts)]
             for entry in entries:
                 self._forget_failure_locked(entry)
                 self._report_no_more_locked(entry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -61,6 +61,13 @@ class StagingMemory(Protocol):
             StorageTimeoutError: others kept the room for so long.
             StorageError: the device failed.
             StoreClosedError: the memory was closed.
+        """
+
+    def doubt(self, parts: Parts, hanging: Callable[[], bool]) -> None:
+        """Note, within the context of `lend`, that a call was given up that was given *parts*.
+
+        It may look at them as long as *hanging*, so they are not lent again before. The spans
+        themselves their owner keeps in use for so long.
         """
 
     def fetch(self, spans: Sequence[Span], out: Parts, start: int = 0) -> int:

@@ -68,13 +68,17 @@ class Segments:
                 if piece.segment in self._absent:
                     self._acquire(piece.segment)
                     self._absent.remove(piece.segment)
-                self._released[piece.segment] &= ~_bits(piece)
+                self._released[piece.segment] &= ~_touched(piece)
 
     def release(self, spans: Sequence[Span]) -> None:
-        """Note that pages are out of use; drop the segments of which none is in use."""
+        """Note that pages are out of use; drop the segments of which none is in use.
+
+        A page that a span only begins in may hold what lies before it, and stays in use; its last
+        page is its own.
+        """
         with self._lock:
             for piece in self.cut(spans):
-                released = self._released[piece.segment] | _bits(piece)
+                released = self._released[piece.segment] | _begun(piece)
                 self._released[piece.segment] = released
                 pages = pages_of(self.nbytes_of(piece.segment))
                 if released.bit_count() == pages and piece.segment not in self._absent:
@@ -99,5 +103,15 @@ class Segments:
                 self._absent.add(segment)
 
 
-def _bits(piece: Piece) -> int:
-    return ((1 << pages_of(piece.nbytes)) - 1) << (piece.start // PAGE_BYTES)
+def _touched(piece: Piece) -> int:
+    """Give a bit for each page that has a byte of the piece."""
+    return _bits(piece.start // PAGE_BYTES, pages_of(piece.start + piece.nbytes))
+
+
+def _begun(piece: Piece) -> int:
+    """Give a bit for each page whose first byte is the piece's."""
+    return _bits(pages_of(piece.start), pages_of(piece.start + piece.nbytes))
+
+
+def _bits(first: int, end: int) -> int:
+    return ((1 << (end - first)) - 1) << first

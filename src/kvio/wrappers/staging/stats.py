@@ -18,6 +18,7 @@ class TierStats:
         staged_blocks: blocks in staging memory, failed ones included.
         running_blocks: those the store is writing now.
         failed_blocks, failed_bytes: those that failed for good and still are staged.
+        open_bytes: room that open files and readers hold, in whole pages.
         waiting_writers: writers that wait for room.
         accepted, accepted_bytes: writes taken, those that passed through or were kept included.
         kept: writes with ``if_exists="keep"`` that a staged block answered.
@@ -39,6 +40,7 @@ class TierStats:
     running_blocks: int
     failed_blocks: int
     failed_bytes: int
+    open_bytes: int
     waiting_writers: int
     accepted: int
     accepted_bytes: int
@@ -69,6 +71,7 @@ def take_stock(
         running_blocks=ledger.lanes.running,
         failed_blocks=len(ledger.failed),
         failed_bytes=sum(entry.nbytes for entry in ledger.failed.values()),
+        open_bytes=ledger.room.open_bytes,
         waiting_writers=ledger.room.waiting,
         accepted=counts.accepted,
         accepted_bytes=counts.accepted_bytes,

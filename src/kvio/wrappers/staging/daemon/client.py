@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from typing import cast
+from typing import Final, cast
 
 from kvio import forks
 from kvio.errors import (
@@ -24,6 +24,7 @@ from kvio.wrappers.staging.daemon.fields import ProtocolError
 from kvio.wrappers.staging.daemon.files import DaemonFiles
 from kvio.wrappers.staging.daemon.lines import Lines
 from kvio.wrappers.staging.daemon.naming import name_of
+from kvio.wrappers.staging.daemon.pages import PageMapping
 from kvio.wrappers.staging.daemon.remote import DaemonReads, DaemonWrites
 from kvio.wrappers.staging.daemon.sockets import receive
 from kvio.wrappers.staging.draining import Drains
@@ -33,6 +34,9 @@ from kvio.wrappers.staging.progress import deadline_of, left
 from kvio.wrappers.staging.receipts import Gate, OpenReceipt, StagedReceipt
 from kvio.wrappers.staging.stats import TierStats
 from kvio.wrappers.staging.tier import StagingTier
+
+#: How long to wait for page tables when connecting: for those of 2 GiB in pages of 4 KiB.
+_MAPPING_S: Final = 0.5
 
 
 class DaemonDrains(Drains):
@@ -74,8 +78,12 @@ class DaemonTier(StagingTier):
         self._options = options
         self._lines = Lines(path, name_of(store.url))
         welcome = self._lines.welcome
+        self._mapping: PageMapping | None = None
         try:
             memory = HostMemory(welcome.capacity_bytes, fd=self._lines.fd)
+            if welcome.populated:
+                self._mapping = PageMapping(memory, self._lines.fd)
+                self._mapping.wait(_MAPPING_S)
         except BaseException:
             self._lines.close()
             self._lines.events.close()
@@ -152,7 +160,7 @@ class DaemonTier(StagingTier):
         return self._book.failed(numbers)
 
     def retry_failed(self) -> list[StagedReceipt]:
-        """Drive every failed write of the daemon again; those of this client are returned."""
+        """Drive every failed write of this client again; they are open again, and returned."""
         self._check_open()
         again = self._standing()
         self._book.reopen(again)
@@ -220,6 +228,8 @@ class DaemonTier(StagingTier):
         self._lines.close()
         if self._listening is not threading.current_thread():
             self._listening.join(left(deadline))
+        if self._mapping is not None:
+            self._mapping.end()
         self._memory.close()
         self._closed = True
         forks.forget(self)

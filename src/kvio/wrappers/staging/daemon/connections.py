@@ -33,8 +33,8 @@ class Clients(Protocol):
     def resume(self, session: Session) -> None:
         """Drain again, unless another client minds."""
 
-    def retry_failed(self) -> int:
-        """Drive what failed again; how many blocks."""
+    def retry_failed(self, session: Session) -> int:
+        """Drive what failed of a client's writes again; how many blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ class Connection:
         return [say.Done(changed)]
 
     def _retry(self, _: say.Retry) -> Sequence[say.Message]:
-        return [say.Done(self._clients.retry_failed())]
+        return [say.Done(self._clients.retry_failed(self._session))]
 
     def _discard(self, question: say.Discard) -> Sequence[say.Message]:
         receipt = self._session.find_failed(question.sequence)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvio import _native
-from kvio.errors import CorruptBlockError
+from kvio.errors import CorruptBlockError, StorageTimeoutError
 from kvio.store import Store
 from kvio.types import IfExists, Level, MiB, Receipt
 from kvio.wrappers.staging.draining import Drains, cut
@@ -48,6 +48,8 @@ class CheckedDrains(Drains):
                     text = f"block {entry.key!r} was changed in staging memory after it was taken"
                     outcomes[entry] = CorruptBlockError(text, key=entry.key)
             outcomes.update(self._send(good))
+            if any(isinstance(outcome, StorageTimeoutError) for outcome in outcomes.values()):
+                self.ring.doubt(parts, self.hanging)
         return [outcomes[entry] for entry in batch]
 
     def _send(
@@ -58,7 +60,11 @@ class CheckedDrains(Drains):
         entry, copy = good[0]
         store, if_exists, limit = self._store, entry.if_exists, self._timeout
         if len(good) == 1:
-            return {entry: store.write_block(entry.key, copy, if_exists=if_exists, timeout=limit)}
+            try:
+                stored = store.write_block(entry.key, copy, if_exists=if_exists, timeout=limit)
+            except StorageTimeoutError as exc:
+                return {entry: exc}
+            return {entry: stored}
         items = [(e.key, parts) for e, parts in good]
         results = store.write_blocks(items, if_exists=if_exists, timeout=limit)
         return {

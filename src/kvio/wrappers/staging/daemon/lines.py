@@ -13,8 +13,9 @@ from typing import Final
 from kvio.errors import StorageError, StorageTimeoutError, StoreClosedError
 from kvio.wrappers.staging.daemon import messages as say
 from kvio.wrappers.staging.daemon.faults import error_of
-from kvio.wrappers.staging.daemon.fields import ProtocolError
-from kvio.wrappers.staging.daemon.sockets import connect, receive, receive_fd, send
+from kvio.wrappers.staging.daemon.fields import MAX_BYTES, ProtocolError
+from kvio.wrappers.staging.daemon.messages import decode
+from kvio.wrappers.staging.daemon.sockets import connect, poll, receive_fd, send
 from kvio.wrappers.staging.extents import Span
 from kvio.wrappers.staging.host import HostMemory
 
@@ -22,6 +23,9 @@ from kvio.wrappers.staging.host import HostMemory
 _LATE_S: Final = 5.0
 #: A socket cannot wait longer than some weeks; whoever would has no limit.
 _LONGEST_S: Final = 86_400.0
+#: How long to look for an answer before going to sleep: most are there by then, and to wake a
+#: processor that went idle takes 50 us and more on a virtual machine. A write of 4 KiB: 241 -> 136.
+_POLL_S: Final = 60e-6
 
 
 class Line:
@@ -55,7 +59,6 @@ class Line:
     def tell(self, message: say.Message) -> None:
         """Send what has no answer."""
         try:
-            self.sock.settimeout(None)
             send(self.sock, message)
         except OSError as exc:
             self.idle = False
@@ -85,9 +88,10 @@ class Line:
 
     def _receive(self, timeout: float | None) -> say.Message:
         try:
-            patient = timeout is None or timeout > _LONGEST_S
-            self.sock.settimeout(None if patient else (timeout or 0) + _LATE_S)
-            message = receive(self.sock)
+            data = poll(self.sock, _POLL_S)
+            if data is None:
+                data = self._wait(timeout)
+            message = decode(data) if data else None
         except TimeoutError:
             text = f"the drain daemon at {self._path} does not answer"
             raise StorageTimeoutError(text, errno=errno.ETIMEDOUT) from None
@@ -98,6 +102,15 @@ class Line:
         if message is None:
             raise gone(self._path)
         return message
+
+    def _wait(self, timeout: float | None) -> bytes:
+        if timeout is None or timeout > _LONGEST_S:
+            return self.sock.recv(MAX_BYTES + 1)
+        self.sock.settimeout(timeout + _LATE_S)
+        try:
+            return self.sock.recv(MAX_BYTES + 1)
+        finally:
+            self.sock.settimeout(None)  # else `poll` would sleep
 
 
 class Lines:

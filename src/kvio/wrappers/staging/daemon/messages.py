@@ -33,7 +33,7 @@ from kvio.wrappers.staging.extents import Span
 from kvio.wrappers.staging.stats import TierStats
 from kvio.wrappers.staging.writing import WhenFull
 
-VERSION: Final = 1
+VERSION: Final = 2
 _MAGIC: Final = b"kvsd"
 _HEADER: Final = struct.Struct("<4sHH")
 
@@ -142,7 +142,7 @@ class Resize(NamedTuple):
 
 
 class Retry(NamedTuple):
-    """Drive what failed again."""
+    """Drive this client's failed writes again."""
 
 
 class Discard(NamedTuple):
@@ -165,12 +165,16 @@ class Stats(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """A connection is taken; a new client's comes with the descriptor of the staging memory."""
+    """A connection is taken; a new client's comes with the descriptor of the staging memory.
+
+    *populated*: its pages are there from the start, and worth mapping before they are used.
+    """
 
     session: bytes
     capacity_bytes: int
     level: Level
     eager: bool
+    populated: bool
 
 
 class Grant(NamedTuple):
@@ -330,7 +334,7 @@ LAYOUT: Final[dict[type[Message], tuple[int, tuple[Field, ...]]]] = {
     Discard: (15, (U64,)),
     Standing: (16, (U64,)),
     Stats: (17, ()),
-    Welcome: (64, (_SESSION, U64, _LEVEL, FLAG)),
+    Welcome: (64, (_SESSION, U64, _LEVEL, FLAG, FLAG)),
     Grant: (65, (U64, FLAG, _SPANS)),
     Through: (66, ()),
     Accepted: (67, (U64, _CRC)),

@@ -71,6 +71,7 @@ class StageDaemon:
             self._listener.close()
             raise
         self._uid = os.geteuid()
+        self._populated = populate
         self._tell = tell
         self._lock = threading.Lock()
         self._sessions: dict[bytes, Session] = {}
@@ -165,9 +166,13 @@ class StageDaemon:
             if not self._pausing:
                 self.custody.drains.resume()
 
-    def retry_failed(self) -> int:
-        """Drive what failed again, whoever wrote it; how many blocks."""
-        driven = self.custody.ledger.retry_failed()
+    def retry_failed(self, session: Session | None = None) -> int:
+        """Drive what failed again, of one client's writes or of all; how many blocks.
+
+        A block that took the place of a failed write is driven for both who wrote them.
+        """
+        only = None if session is None else session.failed()
+        driven = self.custody.ledger.retry_failed(only)
         with self._lock:
             sessions = list(self._sessions.values())
         for session in sessions:
@@ -271,7 +276,11 @@ class StageDaemon:
     def _welcome(self, session: Session) -> say.Welcome:
         custody = self.custody
         return say.Welcome(
-            session.id, custody.memory.capacity_bytes, custody.level, eager=custody.eager
+            session.id,
+            custody.memory.capacity_bytes,
+            custody.level,
+            eager=custody.eager,
+            populated=self._populated,
         )
 
 

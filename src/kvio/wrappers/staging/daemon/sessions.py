@@ -55,6 +55,11 @@ class Session:
         with self._more:
             return next((one for one in self._failed if one.sequence == sequence), None)
 
+    def failed(self) -> list[OpenReceipt]:
+        """Give the failed writes of this client."""
+        with self._more:
+            return list(self._failed)
+
     def forget(self, receipt: OpenReceipt) -> None:
         """Note that a failed write was given up."""
         with self._more:

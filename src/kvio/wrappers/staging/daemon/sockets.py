@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from typing import Final, NamedTuple
 
 from kvio.errors import AccessDeniedError, ConfigError, storage_error
@@ -154,6 +155,21 @@ def receive(sock: socket.socket) -> Message | None:
     """
     data = sock.recv(MAX_BYTES + 1)
     return decode(data) if data else None
+
+
+def poll(sock: socket.socket, seconds: float) -> bytes | None:
+    """Look for a packet without going to sleep; None: there is none yet. It waits for no others.
+
+    The socket must be one that blocks: with a time limit it would sleep all the same.
+    """
+    ends = time.perf_counter() + seconds
+    while True:
+        try:
+            return sock.recv(MAX_BYTES + 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            if time.perf_counter() >= ends:
+                return None
+            os.sched_yield()  # the processor may be the one that the answer needs
 
 
 def receive_fd(sock: socket.socket) -> tuple[Message | None, int | None]:

@@ -1,0 +1,198 @@
+"""From a path to the NUMA nodes of the devices it is on."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvio.placement.cpulist import parse_number
+from kvio.placement.mounts import Mount, mount_of, parse_mounts
+from kvio.placement.network import NETWORK_FILE_SYSTEMS, interfaces_of
+from kvio.placement.sysfs import Tree
+
+MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs", "rootfs", "hugetlbfs", "devtmpfs"})
+#: A path may lie on a file that lies on a path …: loop devices and overlays.
+_DEEPEST: Final = 8
+_BLOCK: Final = "/sys/class/block"
+_BTRFS: Final = "/sys/fs/btrfs"
+_CONTROLLER: Final = re.compile(r"nvme[0-9]+").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """The nodes that something is attached to, ascending; none: unknown. *why* tells either."""
+
+    nodes: tuple[int, ...]
+    why: str
+
+    @property
+    def node(self) -> int | None:
+        """The one node, or None: unknown, or several."""
+        return self.nodes[0] if len(self.nodes) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A piece of hardware by its name, and its node if the kernel tells."""
+
+    name: str
+    node: int | None
+
+
+def location_of(what: str, devices: Iterable[Device]) -> Location:
+    """Join devices: their nodes if all are known, else unknown."""
+    found = sorted(set(devices), key=lambda device: (device.name, device.node or 0))
+    names = ", ".join(f"{device.name} ({_node_name(device.node)})" for device in found)
+    why = f"{what}: {names}" if names else f"{what}: no hardware is known below it"
+    if any(device.node is None for device in found):
+        return Location((), why)
+    return Location(tuple(sorted({d.node for d in found if d.node is not None})), why)
+
+
+def node_above(tree: Tree, directory: str) -> int | None:
+    """Give the node of a device: its own, or of the nearest one above it that has one."""
+    for place in tree.upwards(directory):
+        node = parse_number(tree.text(f"{place}/numa_node"))
+        if node is not None:
+            return node
+    return None
+
+
+def locate_path(tree: Tree, path: str, *, depth: int = 0) -> Location:
+    """Find the hardware below a path: through mounts, partitions, and devices made of others."""
+    if depth > _DEEPEST:
+        return Location((), f"{path} lies on itself")
+    try:
+        name, plain, device = _look(tree, path)
+    except (OSError, ValueError) as exc:
+        return Location((), f"{path}: {getattr(exc, 'strerror', None) or exc}")
+    mounts = tuple(parse_mounts(tree.text("/proc/self/mountinfo") or ""))
+    mount = mount_of(mounts, plain, device)
+    number = device if device is not None and device[0] else mount.device if mount else None
+    if number is not None and number[0]:
+        kind = f" ({mount.kind})" if mount is not None and mount.device == number else ""
+        block = f"/sys/dev/block/{number[0]}:{number[1]}"
+        return location_of(f"{name}{kind}", _hardware(tree, block, depth))
+    if mount is None:
+        return Location((), f"{name}: the kernel lists no mount for it")
+    return _locate_without_number(tree, name, mount, depth)
+
+
+def _look(tree: Tree, path: str) -> tuple[str, str, tuple[int, int] | None]:
+    """Give what to call a path, the path without links, and its device number.
+
+    Of what is not there yet the nearest directory above counts, where it would be made. A copy of
+    a machine has no such files, and tells no numbers.
+    """
+    if not tree.is_system:
+        return path, os.path.normpath("/" + path.lstrip("/")), None
+    whole = os.path.realpath(path)
+    plain, seen = _nearest(whole)
+    number = seen.st_rdev if stat.S_ISBLK(seen.st_mode) else seen.st_dev
+    name = path if plain == whole else f"{path}, not there yet, in {plain}"
+    return name, plain, (os.major(number), os.minor(number))
+
+
+def _nearest(path: str) -> tuple[str, os.stat_result]:
+    """Look at a path, or at the nearest directory above it that is there."""
+    while True:
+        try:
+            return path, os.stat(path)
+        except FileNotFoundError:
+            path = os.path.dirname(path)
+
+
+def _locate_without_number(tree: Tree, name: str, mount: Mount, depth: int) -> Location:
+    """Go by what is mounted, where the file system has no block device number of its own."""
+    what = f"{name} ({mount.kind} on {mount.source})"
+    if mount.kind in MEMORY_FILE_SYSTEMS:
+        return Location((), f"{name}: {mount.kind} is memory, on no device")
+    if mount.kind == "overlay":
+        return _locate_overlay(tree, name, mount, depth)
+    if mount.kind in NETWORK_FILE_SYSTEMS:
+        return _locate_network(tree, what, mount)
+    if mount.source.startswith("/dev/"):
+        blocks = _blocks_named(tree, mount.source)
+        found = (device for block in blocks for device in _hardware(tree, block, depth))
+        return location_of(what, found)
+    return Location((), f"{what}: its devices are not told")
+
+
+def _locate_overlay(tree: Tree, name: str, mount: Mount, depth: int) -> Location:
+    """Go by the upper directory, where writes go; in a container it is often out of sight."""
+    upper = mount.option("upperdir")
+    if upper is None:
+        return Location((), f"{name}: overlay without an upper directory")
+    if tree.real(upper) is None:
+        return Location((), f"{name}: overlay, and its upper directory {upper} is not seen here")
+    below = locate_path(tree, upper, depth=depth + 1)
+    return Location(below.nodes, f"{name}: overlay over {below.why}")
+
+
+def _locate_network(tree: Tree, what: str, mount: Mount) -> Location:
+    used = interfaces_of(tree, mount)
+    devices = [Device(os.path.basename(at), node_above(tree, at)) for at in used.directories]
+    found = location_of(f"{what}, {used.why}", devices)
+    if len(found.nodes) > 1 and not used.all_used:
+        return Location((), f"{found.why}; which of them is not told")
+    return found
+
+
+def _blocks_named(tree: Tree, source: str) -> tuple[str, ...]:
+    """Find the block devices of a mount's source in sysfs; for btrfs all of its devices."""
+    name = (tree.real(source) if tree.is_system else None) or source
+    name = name.removeprefix("/dev/").replace("/", "!")  # as sysfs writes it
+    if name.startswith("mapper!"):
+        wanted = name.removeprefix("mapper!")
+        maps = (block for block in tree.names(_BLOCK) if block.startswith("dm-"))
+        texts = ((block, tree.text(f"{_BLOCK}/{block}/dm/name") or "") for block in maps)
+        name = next((block for block, text in texts if text.strip() == wanted), name)
+    for volume in tree.names(_BTRFS):
+        members = tree.names(f"{_BTRFS}/{volume}/devices")
+        if name in members:
+            return tuple(f"{_BTRFS}/{volume}/devices/{member}" for member in members)
+    return (f"{_BLOCK}/{name}",)
+
+
+def _hardware(tree: Tree, link: str, depth: int) -> Iterator[Device]:
+    """Yield what a block device is made of in the end."""
+    directory = tree.real(link)
+    name = os.path.basename(directory or link)
+    if directory is None or depth > _DEEPEST:
+        yield Device(name, None)
+        return
+    file = (tree.text(f"{directory}/loop/backing_file") or "").rstrip("\n")
+    if tree.text(f"{directory}/partition") is not None:
+        yield from _hardware(tree, os.path.dirname(directory), depth + 1)
+    elif parts := tree.names(f"{directory}/slaves"):
+        for part in parts:
+            yield from _hardware(tree, f"{directory}/slaves/{part}", depth + 1)
+    elif file:
+        nodes: Sequence[int | None] = locate_path(tree, file, depth=depth + 1).nodes or (None,)
+        yield from (Device(f"{name} on {file}", node) for node in nodes)
+    else:
+        places = _controllers(tree, directory) or (directory,)
+        yield from (Device(os.path.basename(at), node_above(tree, at)) for at in places)
+
+
+def _controllers(tree: Tree, directory: str) -> tuple[str, ...]:
+    """Give the controllers of an NVMe multipath disk, which itself belongs to none of them."""
+    subsystem = os.path.dirname(directory)
+    if not os.path.basename(subsystem).startswith("nvme-subsys"):
+        return ()
+    paths = [tree.real(f"{directory}/multipath/{n}") for n in tree.names(f"{directory}/multipath")]
+    if paths:  # Linux 6.15: exactly those that lead to this disk
+        found = [os.path.dirname(path) for path in paths if path is not None]
+    else:
+        names = filter(_CONTROLLER, tree.names(subsystem))
+        links = [tree.real(f"{subsystem}/{name}") for name in names]
+        found = [link for link in links if link is not None]
+    return tuple(dict.fromkeys(found))
+
+
+def _node_name(node: int | None) -> str:
+    return "node unknown" if node is None else f"node {node}"

@@ -1,0 +1,48 @@
+"""docs/placement.md is true: its examples run, and the tests and tables in it are right."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from kvio.placement import MapBy, Memory, Order
+
+FOLDER = Path(__file__).parent
+TEXT = (FOLDER.parent.parent / "docs" / "placement.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_runs(number: int, tmp_path: Path) -> None:
+    """On this machine."""
+    exec(
+        compile(EXAMPLES[number], f"docs/placement.md, example {number}", "exec"),
+        {"root": tmp_path},
+    )
+
+
+def test_every_test_it_names_is_there() -> None:
+    """In this folder, under the name that the table gives."""
+    there = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", TEXT)
+
+    assert len(named) > 8
+    assert [name for name in named if f"def {name}(" not in there] == []
+
+
+def test_every_choice_is_in_its_table() -> None:
+    """And the table has no others."""
+    table = TEXT.partition("## What can be wished for")[2].partition("\n\nWhen every")[0]
+    named = set(re.findall(r"`([a-z0-9]+)`", table))
+
+    assert named == {
+        *get_args(MapBy),
+        *get_args(Order),
+        *get_args(Memory),
+        "near",
+        "order",
+        "memory",
+    }
