@@ -57,11 +57,12 @@ def make_template(
     chunk_bytes: int = 4 << 20,
     temp_prefix: bytes = b"",
     reach_bytes: int = 0,
+    checksum: bool = False,
 ) -> Template:
     """Make the shared settings of a store's calls.
 
     *reach_bytes*: a read past the page cache is remembered until so much more was read in that
-    way; 0: nothing is.
+    way; 0: nothing is. *checksum*: sum what is written, where the call does not say more.
     """
     prefix = from_buffer(temp_prefix + b"\0")
     call = ffi.new("kvio_call *")
@@ -69,6 +70,7 @@ def make_template(
     call.offset_align = offset_align
     call.chunk_bytes = chunk_bytes
     call.temp_prefix = prefix
+    call.flags = lib.KVIO_CHECKSUM if checksum else 0
     recent = ffi.new("kvio_recent *", {"reach_bytes": reach_bytes}) if reach_bytes else ffi.NULL
     call.recent = recent
     return Template(call, (prefix, recent))
@@ -125,7 +127,7 @@ def open_dir(rootfd: int, path: str, *, create: bool, durable: bool) -> int:
 def probe(dirfd: int, name: str) -> dict[str, int]:
     """Try what a directory's file system can do; see ``kvio_probe_result``."""
     result = ffi.new("kvio_probe_result *")
-    check(lib.kvio_probe(dirfd, name.encode(), result))
+    check(lib.kvio_probe(dirfd, os.fsencode(name), result))
     return {field: int(getattr(result, field)) for field, _ in ffi.typeof(result[0]).fields}
 
 

@@ -88,22 +88,60 @@ class Words:
         """Give the address of cells that begin *at* bytes into the memory."""
         return ffi.cast("kvio_cell *", self._base + at)
 
+    def word(self, at: int) -> Any:
+        """Give the address of a word *at* bytes into the memory."""
+        return ffi.cast("uint32_t *", self._base + at)
+
     def forget(self) -> None:
         """Use the memory no more: it is about to be unmapped."""
         self._base = self._memory = None
 
     def wait(self, at: int, value: int, timeout_s: float) -> None:
         """Sleep while the word there has *value*, *timeout_s* at most; may wake early."""
-        lib.kvio_wait_word(ffi.cast("uint32_t *", self._base + at), value, int(timeout_s * 1e9))
+        lib.kvio_wait_word(self.word(at), value, int(timeout_s * 1e9))
 
     def bump(self, at: int) -> None:
         """Add one to the word there and wake who waits."""
-        lib.kvio_bump_word(ffi.cast("uint32_t *", self._base + at))
+        lib.kvio_bump_word(self.word(at))
 
 
 def count_bytes(cell: Any, data: memoryview, behind: int) -> None:
     """Count bytes as written to a cell, *behind* bytes before its end."""
     lib.kvio_shared_count(cell, from_buffer(data), len(data), behind)
+
+
+def make_stripe(
+    start: int, end: int, origin: int, cell_bytes: int, cells: Any, progress: Any
+) -> Any:
+    """Describe a stripe to the C core; see ``kvio_stripe``."""
+    return new("kvio_stripe *", (start, end, origin, cell_bytes, cells, progress))
+
+
+#: All of a file, where nothing is counted.
+UNCOUNTED: Final[Any] = make_stripe(0, 1 << 63, 0, 1 << 62, NULL, NULL)
+
+
+def write_part(
+    template: Template,
+    fd: int,
+    part: memoryview,
+    offset: int,
+    stripe: Any,
+    *,
+    direct: bool,
+    bounce: Memory | None = None,
+) -> bool:
+    """Write one flat view as `write_parts` does; False: direct I/O wants a *bounce* for it."""
+    view = from_buffer(part)
+    room, room_bytes = (NULL, 0) if bounce is None else (bounce.cdata, bounce.nbytes)
+    try:
+        status = lib.kvio_shared_write_one(
+            template.call, current_fault(), room, room_bytes, fd, direct, view, len(part), offset,
+            stripe,
+        )  # fmt: skip
+    finally:
+        release(view)
+    return status != lib.KVIO_WANTS_BOUNCE and check(status) == 0
 
 
 def write_parts(
@@ -112,20 +150,14 @@ def write_parts(
     parts: Sequence[memoryview],
     offset: int,
     nbytes: int,
+    stripe: Any,
     *,
     direct: bool,
     bounce: Memory | None,
-    checksum: bool,
-    stripe: tuple[int, int, int] = (0, 1 << 63, 1 << 62),
-    cells: Any = NULL,
 ) -> None:
-    """Write flat views to a file at *offset*, all of them, and count them in its cells.
-
-    *stripe*: the origin and end of the stripe that *cells* divide, and the bytes of each.
-    """
+    """Write flat views to a file at *offset*, all of them, and count them in a stripe's cells."""
     call, op = ffi.new("kvio_call *", template.call[0]), new("kvio_op *")
     call.fault = current_fault()
-    call.flags = lib.KVIO_CHECKSUM if checksum else 0
     if bounce is not None:
         set_bounce(call, bounce)
     views = [from_buffer(part) for part in parts]
@@ -133,7 +165,7 @@ def write_parts(
         c_parts = new(_PARTS, list(zip(views, map(len, parts), strict=True)))
         op.parts, op.nparts, op.nbytes, op.offset = c_parts, len(parts), nbytes, offset
         op.fd, op.mode_taken = fd, lib.KVIO_MODE_DIRECT if direct else lib.KVIO_MODE_BUFFERED
-        check(lib.kvio_shared_write(call, op, new("kvio_stripe *", (*stripe, cells))))
+        check(lib.kvio_shared_write(call, op, stripe))
     finally:
         for view in views:
             release(view)

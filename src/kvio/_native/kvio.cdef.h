@@ -74,6 +74,7 @@
 #define KVIO_CORRUPT -10001
 #define KVIO_TOO_SMALL -10002
 #define KVIO_BEYOND_END -10003
+#define KVIO_WANTS_BOUNCE -10004
 
 #define KVIO_BAD_KIND 1
 #define KVIO_BAD_SHORT 2
@@ -288,20 +289,25 @@ int kvio_page_nodes(void *base, size_t npages, size_t page_bytes, int32_t *nodes
 
 /* A piece of a file with one writer.  Its cells are numbered from origin, which is its
  * start or, on a file block, before it; the first and last may be shorter.  A cell's
- * checksum is that of its bytes once all are written. */
+ * checksum is that of its bytes once all are written, which progress is bumped for. */
 typedef struct {
 	uint32_t crc;
 	uint32_t written;
 } kvio_cell;
 typedef struct {
-	uint64_t origin;
+	uint64_t start;
 	uint64_t end;
+	uint64_t origin;
 	uint64_t cell_bytes;
 	kvio_cell *cells;
+	uint32_t *progress;
 } kvio_stripe;
 
 /* Files with many writers, step by step; int functions return >= 0 or -errno. */
 int kvio_shared_write(kvio_call *call, kvio_op *op, const kvio_stripe *stripe);
+int kvio_shared_write_one(const kvio_call *shared, kvio_fault *fault, void *bounce,
+			  size_t bounce_bytes, int fd, int direct, void *base, size_t nbytes,
+			  uint64_t offset, const kvio_stripe *stripe);
 void kvio_shared_count(kvio_cell *cell, const void *bytes, size_t nbytes, uint64_t behind);
 int kvio_file_create(kvio_fault *fault, int dirfd, const char *name);
 int kvio_file_open(kvio_fault *fault, int dirfd, const char *name, int flags);
@@ -313,6 +319,8 @@ int kvio_file_close(kvio_fault *fault, int fd);
 int kvio_name_move(kvio_fault *fault, int dirfd, const char *from, const char *to, int replace);
 int kvio_name_remove(kvio_fault *fault, int dirfd, const char *name);
 int kvio_dir_sync(kvio_fault *fault, int dirfd);
+
+/* A word of shared memory, and behind it how many wait for it to change. */
 int kvio_wait_word(uint32_t *word, uint32_t value, uint64_t timeout_ns);
 void kvio_bump_word(uint32_t *word);
 

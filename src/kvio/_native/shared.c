@@ -11,12 +11,13 @@
 #include <linux/futex.h>
 #include <time.h>
 
-static void count(kvio_cell *cell, uint32_t crc, uint64_t behind, uint64_t nbytes)
+/* How many bytes of the cell have been written, these included. */
+static uint64_t count(kvio_cell *cell, uint32_t crc, uint64_t behind, uint64_t nbytes)
 {
 	uint32_t share = kvio_crc32c_combine(crc, 0, behind);
 
 	__atomic_fetch_xor(&cell->crc, share, __ATOMIC_RELAXED);
-	__atomic_fetch_add(&cell->written, (uint32_t)nbytes, __ATOMIC_RELEASE);
+	return __atomic_add_fetch(&cell->written, (uint32_t)nbytes, __ATOMIC_RELEASE);
 }
 
 /* Write op's parts at op->offset, all inside one stripe whose cells these are. */
@@ -29,7 +30,8 @@ int kvio_shared_write(kvio_call *call, kvio_op *op, const kvio_stripe *stripe)
 		uint64_t cell = (at - stripe->origin) / stripe->cell_bytes;
 		uint64_t cell_end = kvio_min(stripe->origin + (cell + 1) * stripe->cell_bytes,
 					     stripe->end);
-		uint64_t n = kvio_min(cell_end, end) - at;
+		uint64_t cell_start = stripe->origin + cell * stripe->cell_bytes;
+		uint64_t n = kvio_min(cell_end, end) - at, whole;
 		uint32_t crc = 0;
 
 		op->status = kvio_stream_write(call, op, at, n, 0, &crc);
@@ -37,11 +39,33 @@ int kvio_shared_write(kvio_call *call, kvio_op *op, const kvio_stripe *stripe)
 			op->site = KVIO_SITE_WRITE;
 			return op->status;
 		}
-		if (stripe->cells)
-			count(&stripe->cells[cell], crc, cell_end - at - n, n);
 		at += n;
+		if (!stripe->cells)
+			continue;
+		whole = cell_end - (cell_start > stripe->start ? cell_start : stripe->start);
+		if (count(&stripe->cells[cell], crc, cell_end - at, n) == whole)
+			kvio_bump_word(stripe->progress);
 	}
 	return 0;
+}
+
+/* The same of one piece of memory, the request as plain arguments; direct I/O asks for
+ * a bounce buffer where the memory is not aligned. */
+int kvio_shared_write_one(const kvio_call *shared, kvio_fault *fault, void *bounce,
+			  size_t bounce_bytes, int fd, int direct, void *base, size_t nbytes,
+			  uint64_t offset, const kvio_stripe *stripe)
+{
+	kvio_call call = *shared;
+	kvio_part part = { base, nbytes };
+	kvio_op op = { .parts = &part, .nparts = 1, .nbytes = nbytes, .offset = offset, .fd = fd,
+		       .mode_taken = direct ? KVIO_MODE_DIRECT : KVIO_MODE_BUFFERED };
+
+	call.fault = fault;
+	call.bounce = bounce;
+	call.bounce_bytes = bounce_bytes;
+	if (direct && !bounce && !kvio_parts_aligned(&op, call.memory_align, call.offset_align))
+		return KVIO_WANTS_BOUNCE;
+	return kvio_shared_write(&call, &op, stripe);
 }
 
 /* Count bytes that stand elsewhere for now, in a block that several writers share. */
@@ -58,8 +82,10 @@ int kvio_file_create(kvio_fault *fault, int dirfd, const char *name)
 	if (fd < 0)
 		return fd;
 	r = sys_fchmod(fault, fd, 0600);	/* whatever the umask took away */
-	if (r < 0)
+	if (r < 0) {
+		sys_unlinkat(NULL, dirfd, name);
 		sys_close(NULL, fd);
+	}
 	return r < 0 ? r : fd;
 }
 
@@ -125,13 +151,18 @@ int kvio_dir_sync(kvio_fault *fault, int dirfd)
 int kvio_wait_word(uint32_t *word, uint32_t value, uint64_t timeout_ns)
 {
 	struct timespec t = { (time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u) };
+	int r;
 
-	return syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0) ? -errno : 0;
+	__atomic_fetch_add(word + 1, 1, __ATOMIC_SEQ_CST);
+	r = syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0) ? -errno : 0;
+	__atomic_fetch_sub(word + 1, 1, __ATOMIC_SEQ_CST);
+	return r;
 }
 
-/* Change a word and wake who waits for that. */
+/* Change a word and wake who waits for that; one who died waiting costs a call each. */
 void kvio_bump_word(uint32_t *word)
 {
-	__atomic_fetch_add(word, 1, __ATOMIC_RELEASE);
-	syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+	__atomic_fetch_add(word, 1, __ATOMIC_SEQ_CST);
+	if (__atomic_load_n(word + 1, __ATOMIC_SEQ_CST))
+		syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }

@@ -189,6 +189,57 @@ def staging(
     _leave(status)
 
 
+def shared_file(
+    root: Root = Path(),
+    results: Results = None,
+    budget: Budget = "3m",
+    max_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="What all writers of a turn write, at most.")
+    ] = "256MiB",
+    rounds: Rounds = 5,
+    writers: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="How many at once; default: 1,2,4,8,16."),
+    ] = None,
+    shapes: Annotated[
+        str,
+        typer.Option(
+            metavar="SHAPE,...",
+            help="ior: 8 segments of 32 MiB, 1 MiB a call; custom: 512 MiB, 4 MiB a call.",
+        ),
+    ] = "ior,custom",
+    kinds: Annotated[
+        str, typer.Option("--as", metavar="KIND,...", help="processes, threads.")
+    ] = "processes,threads",
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MAP_BY/ORDER,...",
+            help="core, l3, numa or socket / pack or spread; none. Default: by the machine.",
+        ),
+    ] = None,
+    contenders: Annotated[
+        str | None, typer.Option(metavar="NAME;...", help="Contenders; default: all.")
+    ] = None,
+) -> None:
+    """One file, many writers: kvio.SharedFile, files of their own, os.pwrite, C and IOR.
+
+    Shapes are scaled down to --max-bytes. Under mpirun (with mpi4py, all ranks on one machine) its
+    ranks are the processes. Exit status 1: a byte differed, or a process died.
+    """
+    from kvio.experiments.sharedfile import experiment as this
+
+    status = this.run(
+        _limits(root, results, budget, max_bytes, rounds),
+        writers=None if writers is None else _counts("--writers", writers),
+        shapes=_names(shapes) or (),
+        kinds=_names(kinds) or (),
+        placements=_names(placement),
+        contenders=_names(contenders, between=";"),
+    )
+    _leave(status)
+
+
 def media(
     root: Root = Path(),
     results: Results = None,
@@ -293,6 +344,15 @@ _EXPERIMENTS: Final = (
         "  kvio experiment staging --root /mnt/kv --ranks 8,16 --sizes 64MiB --max-bytes 2GiB\n"
         "  kvio experiment staging --contenders 'memcpy,tier direct,posix-direct' --budget 30s\n"
         "  mpirun -n 16 kvio experiment staging --root /mnt/kv",
+    ),
+    (
+        "shared-file",
+        shared_file,
+        "  kvio experiment shared-file --root /mnt/kv\n"
+        "  kvio experiment shared-file --root /mnt/kv --writers 4 --max-bytes 1GiB --as processes\n"
+        "  kvio experiment shared-file --placement core/pack,core/spread,socket/spread\n"
+        "  kvio experiment shared-file --contenders 'shared direct; files direct; C direct'\n"
+        "  mpirun -n 16 kvio experiment shared-file --root /mnt/kv --as processes",
     ),
     (
         "media",

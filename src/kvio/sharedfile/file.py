@@ -100,12 +100,14 @@ class SharedFile:
 
         Raises:
             UnsupportedError: the ranks are not all on one machine.
-            KvioError: what `create` raised on rank 0, on every rank.
+            KvioError: what `create` raised on rank 0, or `open` on another, on every rank.
         """
         return ranks.on_first(
             comm,
             lambda: cls.create(path, size, writers=comm.size, rank=0, **options),
             lambda: cls.open(path, comm.rank),
+            cls.close,
+            cls.abort,
         )
 
     @classmethod
@@ -245,9 +247,10 @@ class SharedFile:
             UnsupportedError: this handle neither created nor recovered the file.
             StoreClosedError: it is sealed or aborted.
         """
+        states = State.OPEN, State.SEALING, State.FAILED, State.ABORTED
+        self._sealing(*states).state = State.ABORTED  # a seal that waits gives up
         with self._door:
-            map_ = self._sealing(State.OPEN, State.SEALING, State.FAILED, State.ABORTED)
-            map_.state = State.ABORTED
+            map_ = self._sealing(*states)
             self._stop_own()
             steps.abort(self._names, map_)
             self.close()
@@ -299,7 +302,8 @@ class SharedFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not None and self._seals and not self._closed and self._reader is None:
+        unfinished = self._map is not None and self._map.state is not State.SEALED
+        if kind is not None and self._seals and not self._closed and unfinished:
             self.abort()
         else:
             self.close()
@@ -367,5 +371,8 @@ class SharedFile:
     def _after_fork(self) -> None:
         """In a child: close all, which lets go of the parent's locks as far as they are ours."""
         self._closed = "belongs to the parent process: open it anew"
+        self._door = threading.RLock()
         self._leave_map()
         self._names.close()
+        if self._reader is not None:
+            self._reader.abandon()

@@ -20,7 +20,7 @@ from typing import Any, Final
 from kvio._native import files
 from kvio._native.files import Words
 from kvio.sharedfile import plan as plans
-from kvio.sharedfile.layout import Missing
+from kvio.sharedfile.layout import Missing, Stripe
 from kvio.sharedfile.plan import DOUBT_AT, INODE_AT, PROGRESS_AT, STATE_AT, WRITER_BYTES, Plan
 
 _U32 = struct.Struct("=I")
@@ -70,6 +70,12 @@ class Map:
         layout = plan.layout
         self._cells: Any = self._words.cells(plan.cells_at)
         self._rows = self._view[plan.cells_at : plan.cells_at + 8 * layout.cells].cast("I")
+        self._head = self._view[STATE_AT : STATE_AT + 16].cast("I")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file may be written."""
+        return self._head[0] == State.OPEN
 
     @property
     def state(self) -> State:
@@ -122,6 +128,13 @@ class Map:
     def cell_address(self, number: int) -> Any:
         """Where a cell stands, for the C core."""
         return self._cells + number
+
+    def c_stripe(self, stripe: Stripe) -> Any:
+        """Describe a stripe to the C core."""
+        return files.make_stripe(
+            stripe.start, stripe.end, stripe.origin, self.plan.layout.cell_bytes,
+            self._cells + stripe.first_cell, self._words.word(PROGRESS_AT),
+        )  # fmt: skip
 
     def checksum(self, number: int) -> int:
         """The checksum of a cell whose bytes have all been written."""
@@ -202,6 +215,7 @@ class Map:
         self.fd = -1
         self._words.forget()
         self._rows.release()
+        self._head.release()
         self._view.release()
         with suppress(BufferError):  # in a forked child: a thread of its parent looked at a block
             self._memory.close()

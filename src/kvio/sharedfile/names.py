@@ -66,20 +66,18 @@ class Names:
         is_one = re.compile(rf"{re.escape(mark)}[0-9a-f]{{16}}").fullmatch
         return [name for name in os.listdir(self.dirfd) if is_one(name)]
 
-    def stat(self, name: str) -> tuple[int, int, float] | None:
-        """Give a file's device, inode and time of change; None: there is none."""
+    def stat(self, name: str) -> os.stat_result | None:
+        """Look at a name, never through a link; None: there is none."""
         try:
-            info = os.stat(name, dir_fd=self.dirfd, follow_symlinks=False)
+            return os.stat(name, dir_fd=self.dirfd, follow_symlinks=False)
         except FileNotFoundError:
             return None
-        return info.st_dev, info.st_ino, info.st_mtime
 
     def check_final(self) -> None:
         """Refuse with `ConfigError` a path at which something else than a file stands."""
-        with suppress(FileNotFoundError):
-            mode = os.stat(self.final, dir_fd=self.dirfd, follow_symlinks=False).st_mode
-            if not stat.S_ISREG(mode):
-                raise ConfigError(f"{self.path!r} is not a regular file: it is not replaced")
+        found = self.stat(self.final)
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"{self.path!r} is not a regular file: it is not replaced")
 
     def exists(self, name: str) -> bool:
         """Tell whether a name is taken."""
@@ -88,7 +86,7 @@ class Names:
     def is_inode(self, name: str, inode: tuple[int, int]) -> bool:
         """Tell whether a name is that of a certain file."""
         found = self.stat(name)
-        return found is not None and found[:2] == inode
+        return found is not None and (found.st_dev, found.st_ino) == inode
 
     def remove(self, name: str) -> None:
         """Remove a name if it stands."""

@@ -71,7 +71,7 @@ def join(path: Path, rank: int, io_threads: int) -> Opened:
     """Open a file that is being written, for a rank; see `SharedFile.open`."""
     planning.check_io_threads(io_threads)
     with _opening(path) as names:
-        map_, fd = steps.join(names)
+        map_, fd = steps.join(names, planning.boot_id())
         try:
             map_.plan.layout.check_rank(rank)
         except BaseException:

@@ -23,11 +23,12 @@ _KNOWN_FLAGS: Final = 31
 _FIXED = struct.Struct("<8sHHI16s16sQQQQII36x")
 _CRC = struct.Struct("<I")
 HEAD_BYTES: Final = _FIXED.size + _CRC.size  # 128
-#: Behind the head: state, progress, whether bytes must be read again before a seal, padding,
-#: the device and inode of the data.
+#: Behind the head: state, progress and how many wait for it, whether bytes must be read again
+#: before a seal, the device and inode of the data.
 STATE_AT: Final = 128
 PROGRESS_AT: Final = 132
-DOUBT_AT: Final = 136
+WAITERS_AT: Final = 136
+DOUBT_AT: Final = 140
 INODE_AT: Final = 144
 WRITERS_AT: Final = 192
 #: Of each writer: its state, the errno of its failure, its process.

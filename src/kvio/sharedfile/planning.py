@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 from kvio.errors import ConfigError
 from kvio.medium import Medium, examine
 from kvio.policies import Hybrid
-from kvio.sharedfile.layout import Layout, even_sizes
+from kvio.sharedfile.layout import MAX_ALIGN, Layout, even_sizes
 from kvio.sharedfile.names import Names
 from kvio.sharedfile.plan import Plan
 from kvio.sharedfile.steps import typed
@@ -106,7 +106,7 @@ def make_plan(
     """
     with typed(names, "create"):
         medium = examine(names.dirfd, names.new_probe())
-        block = os.fstatvfs(names.dirfd).f_bsize
+        block = _block_bytes(names.dirfd)
     if options.durability == "durable" and medium.not_durable_because:
         raise ConfigError(
             f"{names.path!r} cannot be durable: {medium.not_durable_because}; "
@@ -143,6 +143,12 @@ def _choose_mode(
         return False, "one writer, and nothing has to be durable: the page cache is faster"
     decision = Hybrid().for_write(nbytes, writers)
     return decision.mode is IOMode.DIRECT, f"{decision.reason}, a writer"
+
+
+def _block_bytes(dirfd: int) -> int:
+    """Give the file system's block; some call what they like best one, however large."""
+    told = os.fstatvfs(dirfd).f_bsize
+    return told if told & (told - 1) == 0 and 0 < told <= MAX_ALIGN else 4096
 
 
 def _alignment(options: SharedFileOptions, medium: Medium, block: int, *, direct: bool) -> int:

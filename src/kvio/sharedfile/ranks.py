@@ -10,25 +10,42 @@ from kvio.errors import KvioError, UnsupportedError
 T = TypeVar("T")
 
 
-def on_first(comm: Any, make: Callable[[], T], then: Callable[[], T]) -> T:
-    """Run *make* on rank 0, then *then* on the others; a failure on rank 0 is everybody's.
+def on_first(
+    comm: Any,
+    make: Callable[[], T],
+    join: Callable[[], T],
+    leave: Callable[[T], None],
+    undo: Callable[[T], None],
+) -> T:
+    """Run *make* on rank 0, then *join* on the others; a failure of one is everybody's.
+
+    What the others had opened is left, and what rank 0 had made undone, where a rank failed.
 
     Raises:
         UnsupportedError: the ranks are not all on one machine.
-        KvioError: what *make* raised, on every rank.
+        KvioError: what the first rank that failed raised, on every rank.
     """
     _check_one_machine(comm)
-    made: T | None = None
-    error: KvioError | None = None
-    if comm.rank == 0:
-        try:
-            made = make()
-        except KvioError as exc:
-            error = exc
+    mine, error = _attempt(make) if comm.rank == 0 else (None, None)
     error = comm.bcast(error, root=0)
     if error is not None:
         raise error
-    return then() if made is None else made
+    if comm.rank != 0:
+        mine, error = _attempt(join)
+    error = next((found for found in comm.allgather(error) if found is not None), None)
+    if error is None:
+        assert mine is not None
+        return mine
+    if mine is not None:
+        (undo if comm.rank == 0 else leave)(mine)
+    raise error
+
+
+def _attempt(step: Callable[[], T]) -> tuple[T | None, KvioError | None]:
+    try:
+        return step(), None
+    except KvioError as exc:
+        return None, exc
 
 
 def _check_one_machine(comm: Any) -> None:

@@ -156,6 +156,10 @@ class Reader:
         if done < total_bytes(parts):
             raise CorruptBlockError(f"{self._path!r} is cut short", key=self._path)
 
+    def abandon(self) -> None:
+        """Close the descriptor in a forked child, where nobody reads."""
+        os.close(self._fd)
+
     def close(self) -> None:
         """Wait for reads under way and close the descriptor."""
         with self._idle:

@@ -172,8 +172,8 @@ def _write(plan: Plan, fd: int, memory: memoryview, offset: int) -> None:
     template = _native.make_template(memory_align=plan.memory_align, offset_align=plan.layout.align)
     bounce = _native.Memory(MiB, MiB) if plan.direct else None
     files.write_parts(
-        template, fd, [memory], offset, len(memory), direct=plan.direct, bounce=bounce,
-        checksum=False,
+        template, fd, [memory], offset, len(memory), files.UNCOUNTED, direct=plan.direct,
+        bounce=bounce,
     )  # fmt: skip
 
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from kvio._native import files
@@ -28,6 +29,7 @@ from kvio.errors import (
     BlockNotFoundError,
     CorruptBlockError,
     KvioError,
+    UnsupportedError,
     storage_error,
 )
 from kvio.sharedfile import index as indices
@@ -71,7 +73,9 @@ def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bo
         except BaseException:
             try:
                 _drop(names, map_)
-            finally:
+            finally:  # what cannot be removed at the name of the data is not ours
+                with suppress(OSError):
+                    names.remove(names.map)
                 map_.close()
             raise
         info = os.fstat(fd)
@@ -80,13 +84,17 @@ def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bo
     return map_, fd, allocated
 
 
+def sealed_nbytes(plan: Plan) -> int:
+    """How many bytes the file has once it is sealed."""
+    layout = plan.layout
+    if not plan.index:
+        return layout.size
+    return indices.starts_at(layout) + indices.nbytes_of(layout, checksum=plan.checksum)
+
+
 def padded_nbytes(plan: Plan) -> int:
     """How many bytes the data file has while it is written: whole blocks, index included."""
-    layout = plan.layout
-    end = indices.starts_at(layout)
-    if plan.index:
-        end += indices.nbytes_of(layout, checksum=plan.checksum)
-    return -(-end // layout.align) * layout.align
+    return -(-sealed_nbytes(plan) // plan.layout.align) * plan.layout.align
 
 
 def _make_map(names: Names, plan: Plan) -> Map:
@@ -157,7 +165,7 @@ def sweep(names: Names) -> None:
     """Remove maps whose making was cut short, which nobody has locked, and probes that are old."""
     for name in names.probes():
         found = names.stat(name)
-        if found is not None and time.time() - found[2] > _PROBE_S:
+        if found is not None and time.time() - found.st_mtime > _PROBE_S:
             names.remove(name)
     for name in names.unfinished_maps():
         try:
@@ -192,32 +200,46 @@ def _open_map(names: Names) -> Map:
         raise
 
 
-def _make_writable(names: Names) -> None:
+def _make_writable(names: Names, map_: Map) -> None:
     """Undo the last step before the rename of a seal that was cut short."""
-    fd = files.open_file(names.dirfd, names.data, os.O_RDONLY)
+    fd = _open_data(names, map_, os.O_RDONLY)
     try:
         files.set_mode(fd, 0o600)
     finally:
         os.close(fd)
 
 
-def _open_data(names: Names, map_: Map) -> int:
-    fd = files.open_file(names.dirfd, names.data, os.O_RDWR)
-    info = os.fstat(fd)
-    if (info.st_dev, info.st_ino) != map_.inode:
-        os.close(fd)
+def _open_data(names: Names, map_: Map, flags: int = os.O_RDWR) -> int:
+    found = names.stat(names.data)
+    if found is not None and not _is_data(found, map_):
         raise CorruptBlockError(
             f"{names.data} beside {names.path!r} is not the file its map was made for",
             key=names.path,
         )
-    _set_direct(fd, map_.plan)
+    fd = files.open_file(names.dirfd, names.data, flags | os.O_NONBLOCK)
+    try:
+        _set_direct(fd, map_.plan)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
-def join(names: Names) -> tuple[Map, int]:
+def _is_data(found: os.stat_result, map_: Map) -> bool:
+    """Tell whether a file is what a map was made for: its inode's number may be in use again."""
+    return (
+        (found.st_dev, found.st_ino) == map_.inode
+        and stat.S_ISREG(found.st_mode)
+        and found.st_nlink == 1
+        and found.st_size in (padded_nbytes(map_.plan), sealed_nbytes(map_.plan))
+    )
+
+
+def join(names: Names, boot_id: bytes) -> tuple[Map, int]:
     """Open a shared file that is being written: its map, and a descriptor of its data.
 
     Raises:
+        UnsupportedError: it was made on another machine, or before a restart of this one.
         BlockNotFoundError: nobody writes a file of this name.
         CorruptBlockError: its map is damaged or of another version.
     """
@@ -226,6 +248,11 @@ def join(names: Names) -> tuple[Map, int]:
         try:
             if map_.state is State.PREPARING:
                 raise FileNotFoundError(errno.ENOENT, "not ready")
+            if map_.plan.boot_id != boot_id:
+                raise UnsupportedError(
+                    f"{names.path!r} was made on another machine, or before a restart of this "
+                    "one: its writers meet in memory; recover it where it was made"
+                )
             return map_, _open_data(names, map_)
         except FileNotFoundError:
             map_.close()
@@ -276,7 +303,7 @@ def _take_over(names: Names, map_: Map, boot_id: bytes) -> tuple[Map, int] | Non
             "on with, and what was left has been removed",
             key=names.path,
         )
-    _make_writable(names)
+    _make_writable(names, map_)
     fd = _open_data(names, map_)
     map_.doubt()
     if map_.plan.boot_id != boot_id or not any(boot_id):  # what the map says was never synced

@@ -6,8 +6,9 @@ import errno
 import operator
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from kvio import _native
 from kvio._native import Memory, files
@@ -16,16 +17,26 @@ from kvio.errors import (
     BlockExistsError,
     BlockSizeError,
     KvioError,
+    StorageError,
     StoreClosedError,
     storage_error,
 )
 from kvio.sharedfile.coverage import Coverage
 from kvio.sharedfile.cutting import Piece, Way, cut, slice_parts
 from kvio.sharedfile.layout import Stripe
-from kvio.sharedfile.map import CANNOT_WRITE, Map, State
+from kvio.sharedfile.map import CANNOT_WRITE, Map
 
 #: The C core keeps the end of a bounce buffer for a trailer and its padding.
 _BEYOND_CHUNK = 2 * _native.lib.KVIO_MAX_ALIGN
+
+
+class _Near(NamedTuple):
+    """The stripe of a write, and the part of it where no block has another writer."""
+
+    stripe: Stripe
+    c_stripe: Any
+    first: int
+    last: int
 
 
 @dataclass(slots=True)
@@ -48,10 +59,15 @@ class Writer:
     ) -> None:
         plan = map_.plan
         self._map, self._fd, self._path, self._rank = map_, fd, path, rank
-        self._layout, self._direct, self._checksum = plan.layout, plan.direct, plan.checksum
+        self._layout, self._direct = plan.layout, plan.direct
+        self._misaligned = plan.layout.align - 1 if plan.direct else 0  # bits that direct I/O bars
         self._template = _native.make_template(
-            memory_align=plan.memory_align, offset_align=plan.layout.align, chunk_bytes=chunk_bytes
+            memory_align=plan.memory_align,
+            offset_align=plan.layout.align,
+            chunk_bytes=chunk_bytes,
+            checksum=plan.checksum,
         )
+        self._near: _Near | None = None
         self._pool = BouncePool(chunk_bytes + _BEYOND_CHUNK, limit=bounces)
         self._lock = threading.Lock()
         self._coverage = Coverage()
@@ -74,13 +90,22 @@ class Writer:
         """Write all of *data*; see `SharedFile.pwrite`."""
         parts, offset = as_parts(data), operator.index(offset)
         nbytes = total_bytes(parts)
+        end = offset + nbytes
         self._check_range(offset, nbytes)
         if not nbytes:
             return 0
         with self._lock:
-            self._enter(offset, offset + nbytes)
+            near = self._enter(offset, end)
         try:
-            self._write(parts, offset, offset + nbytes)
+            if (
+                near is not None
+                and near.first <= offset
+                and end <= near.last
+                and (not (offset | end) & self._misaligned and len(parts) == 1)
+            ):
+                self._put_one(parts[0], offset, near)
+            else:
+                self._write(parts, offset, end)
         except KvioError:
             raise
         except BaseException:  # what was written of it is not known
@@ -122,13 +147,16 @@ class Writer:
                 key=self._path,
             )
 
-    def _enter(self, start: int, end: int) -> None:
+    def _enter(self, start: int, end: int) -> _Near | None:
+        """Admit a write; the stripe that all of it lies in, if there is one."""
         if self._closed:
             raise StoreClosedError(f"this handle of {self._path!r} is closed")
-        state = self._map.state
-        if state is not State.OPEN:
-            raise StoreClosedError(f"{self._path!r} {CANNOT_WRITE[state]}")
-        self._check_domain(start, end)
+        if not self._map.is_open:
+            raise StoreClosedError(f"{self._path!r} {CANNOT_WRITE[self._map.state]}")
+        near = self._near
+        if near is None or start < near.stripe.start or end > near.stripe.end:
+            self._check_domain(start, end)
+            near = self._look_near(start, end)
         standing = self._coverage.add(start, end)
         if standing:
             raise BlockSizeError(
@@ -137,6 +165,16 @@ class Writer:
                 key=self._path,
             )
         self._busy += 1
+        return near
+
+    def _look_near(self, start: int, end: int) -> _Near | None:
+        stripe, align = self._layout.stripe_at(start), self._layout.align
+        if end > stripe.end:
+            return None
+        last = stripe.end if stripe.end == self._layout.size else stripe.end // align * align
+        first = -(-stripe.start // align) * align
+        self._near = _Near(stripe, self._map.c_stripe(stripe), first, last)
+        return self._near
 
     def _check_domain(self, start: int, end: int) -> None:
         while start < end:
@@ -175,32 +213,40 @@ class Writer:
                 self._put(piece, own)
         self._map.tell()
 
+    def _put_one(self, part: memoryview, offset: int, near: _Near) -> None:
+        """Write one piece of memory that goes straight to one stripe: the quick way."""
+        asked = self._template, self._fd, part, offset, near.c_stripe
+        try:
+            if files.write_part(*asked, direct=self._direct):
+                return
+            with self._bounce() as bounce:
+                files.write_part(*asked, direct=True, bounce=bounce)
+        except OSError as exc:
+            raise self._failure(exc, near.stripe.rank, "write") from exc
+
     def _put(self, piece: Piece, parts: Sequence[memoryview]) -> None:
         if piece.way is Way.STRAIGHT:
-            self._transfer(parts, piece.start, piece.end - piece.start, piece.stripe)
+            stripe = self._map.c_stripe(piece.stripe)
+            self._transfer(parts, piece.start, piece.end - piece.start, stripe)
         elif piece.way is Way.MERGED:
             self._merge(piece, parts)
         else:
             self._share(piece, parts)
 
-    def _transfer(
-        self, parts: Sequence[memoryview], offset: int, nbytes: int, stripe: Stripe | None
-    ) -> None:
-        bounce = self._pool.take() if self._direct else None
-        counted = {}
-        if stripe is not None:
-            counted = {
-                "stripe": (stripe.origin, stripe.end, self._layout.cell_bytes),
-                "cells": self._map.cell_address(stripe.first_cell),
-            }
-        try:
+    def _transfer(self, parts: Sequence[memoryview], offset: int, nbytes: int, stripe: Any) -> None:
+        with self._bounce() if self._direct else nullcontext() as bounce:
             files.write_parts(
-                self._template, self._fd, parts, offset, nbytes, direct=self._direct,
-                bounce=bounce, checksum=self._checksum and stripe is not None, **counted,
+                self._template, self._fd, parts, offset, nbytes, stripe, direct=self._direct,
+                bounce=bounce,
             )  # fmt: skip
+
+    @contextmanager
+    def _bounce(self) -> Iterator[Memory]:
+        bounce = self._pool.take()
+        try:
+            yield bounce
         finally:
-            if bounce is not None:
-                self._pool.give(bounce)
+            self._pool.give(bounce)
 
     def _merge(self, piece: Piece, parts: Sequence[memoryview]) -> None:
         """Keep a part of a file block until all of it has come, then write it whole."""
@@ -216,7 +262,7 @@ class Writer:
             if block.filled < whole:
                 return
             del self._blocks[number]
-        self._transfer([block.memory], number * align, align, None)
+        self._transfer([block.memory], number * align, align, files.UNCOUNTED)
         self._count(piece.stripe, number * align, block.memory[:whole])
 
     def _share(self, piece: Piece, parts: Sequence[memoryview]) -> None:
@@ -243,13 +289,16 @@ class Writer:
         try:
             yield
         except OSError as exc:
-            number = exc.errno or 0
-            self._map.fail(rank, number)
-            if isinstance(exc, KvioError):
-                raise
-            error = storage_error(number, f"{doing} of rank {rank} to {self._path!r}")
-            error.key = self._path
-            raise error from exc
+            raise self._failure(exc, rank, doing) from exc
+
+    def _failure(self, exc: OSError, rank: int, doing: str) -> StorageError:
+        number = exc.errno or errno.EIO
+        self._map.fail(rank, number)
+        if isinstance(exc, StorageError):
+            return exc
+        error = storage_error(number, f"{doing} of rank {rank} to {self._path!r}")
+        error.key = self._path
+        return error
 
 
 def _zeros(nbytes: int) -> memoryview:
