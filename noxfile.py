@@ -336,6 +336,17 @@ def s3(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def compare_sharedfile(session: nox.Session) -> None:
+    """Compare one file of many writers with files of their own, os.pwrite, C and IOR.
+
+    Arguments go to ``kvio experiment shared-file``.
+    """
+    install(session, extras="[cli,plot]")
+    compiler = {"CC": os.environ.get("CC", "")}
+    session.run("kvio", "experiment", "shared-file", *session.posargs, env=compiler)
+
+
+@nox.session(default=False)
 def numa(session: nox.Session) -> None:
     """Run a guest with two memory nodes in QEMU, without KVM, and ask it where things are.
 

@@ -39,14 +39,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "s3": {"abc", "buffers", "errors", "types", "url", "format", "_native"},
     "backends": _BACKEND,
     "wrappers": {
-        *("_native", "abc", "buffers", "errors", "forks", "reads", "store", "types", "url"),
+        *("_native", "abc", "buffers", "errors", "forks", "placement", "reads", "store", "types"),
+        "url",
     },
     "sharedfile": {
-        *("_native", "buffers", "errors", "executor", "forks", "medium", "policies", "types"),
+        *("_native", "buffers", "errors", "executor", "forks", "medium", "placement"),
+        *("policies", "types"),
     },
     "registry": {"abc", "errors"},
     "executor": {"types", "errors"},
-    "calls": {"executor", "types", "errors"},
+    "calls": {"executor", "placement", "types", "errors"},
     "forks": set(),
     "counters": {"types", "errors"},
     "reads": {"abc", "buffers", "types", "errors"},
@@ -66,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("reads", "registry", "types", "url"),
     },
     "aio": {"store", "buffers", "types", "errors"},
-    "opening": {"store", "calls", "types", "errors", "url"},
+    "opening": {"store", "calls", "placement", "types", "errors", "url"},
     "kvio": {
         "aio",
         "buffers",
@@ -82,7 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tuning": {*PUBLIC, "_native", "buffers", "opening", "policies", "store", "url"} | _MEDIA,
     "doctor": {*PUBLIC, "_native", "opening", "policies", "tuning", "url"} | _MEDIA,
     "cli": {*PUBLIC, "doctor", "experiments", "placement", "policies", "tuning", "url"},
-    "experiments": PUBLIC,
+    "experiments": {*PUBLIC, "placement"},
     "connectors": PUBLIC,
     "testing": {*PUBLIC, "abc", "calls", "store", "url"},
 }

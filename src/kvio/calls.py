@@ -20,11 +20,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kvio.errors import ConfigError, StorageTimeoutError, StoreClosedError
 from kvio.executor import Executor, Job
 from kvio.types import Cancellation, GiB
+
+if TYPE_CHECKING:
+    from kvio.placement import Placement
 
 T = TypeVar("T")
 
@@ -40,11 +43,13 @@ class Settings:
         io_threads: threads for batches, submitted work and calls with a timeout.
         max_queued_bytes: submitting blocks while work under way holds more.
         timeout: seconds for every call that gives none of its own; None waits for ever.
+        placement: where the threads run; None: wherever the system puts them.
     """
 
     io_threads: int
     max_queued_bytes: int = GiB
     timeout: float | None = None
+    placement: Placement | None = None
 
     def __post_init__(self) -> None:
         if self.io_threads < 1:
@@ -113,13 +118,23 @@ class Pending:
         return True
 
 
+def _placer(settings: Settings) -> Callable[[int], None] | None:
+    if settings.placement is None:
+        return None
+    from kvio.placement import thread_placer  # late: few ask for it
+
+    return thread_placer(settings.placement, settings.io_threads)
+
+
 class Calls:
     """Counts the calls of a store that are under way, and runs those with a deadline."""
 
     def __init__(self, settings: Settings) -> None:
         self.threads = settings.io_threads
         self.executor = Executor(
-            threads=settings.io_threads, max_queued_bytes=settings.max_queued_bytes
+            threads=settings.io_threads,
+            max_queued_bytes=settings.max_queued_bytes,
+            on_start=_placer(settings),
         )
         self._timeout = settings.timeout
         self.closed = False

@@ -41,10 +41,19 @@ class Executor:
         threads: how many run at once.
         max_queued_bytes: `submit` blocks while queued and running jobs hold more than this; one
             job larger than that is admitted alone.
+        on_start: what each thread calls first, with its number.
     """
 
-    def __init__(self, *, threads: int, max_queued_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        threads: int,
+        max_queued_bytes: int,
+        on_start: Callable[[int], None] | None = None,
+    ) -> None:
         self._wanted = threads
+        self._on_start = on_start
+        self._started = 0
         self._max_bytes = max_queued_bytes
         self._lock = threading.Lock()
         self._work_ready = threading.Condition(self._lock)
@@ -189,13 +198,18 @@ class Executor:
     def _start_threads(self) -> None:
         waiting = len(self._reads) + len(self._writes)
         while len(self._threads) < self._wanted and waiting > self._idle:
-            thread = threading.Thread(target=self._work, name="kvio-io", daemon=True)
+            number, self._started = self._started, self._started + 1
+            thread = threading.Thread(
+                target=self._work, args=(number,), name="kvio-io", daemon=True
+            )
             self._threads.add(thread)
             thread.start()
             waiting -= 1
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         me = threading.current_thread()
+        if self._on_start is not None:
+            self._on_start(number)
         while True:
             with self._lock:
                 job = self._next(me)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from kvio.calls import Settings
 from kvio.errors import ConfigError
 from kvio.store import Store
 from kvio.types import Durability, GiB, Layout, Verify
 from kvio.url import OptionValue, StoreURL, hide, parse_size, parse_url
+
+if TYPE_CHECKING:
+    from kvio.placement import Placement
 
 
 def open_store(
@@ -22,6 +26,7 @@ def open_store(
     verify: Verify | None = None,
     max_queued_bytes: int | str = GiB,
     timeout: float | None = None,
+    placement: Placement | None = None,
     options: Mapping[str, OptionValue] | None = None,
 ) -> Store:
     """Open a store by URL (``hybrid:///mnt/kv?durability=durable``) or by name and *root*.
@@ -36,6 +41,9 @@ def open_store(
         verify: what reads check: ``full`` (default), ``length`` or ``off``.
         max_queued_bytes: submitting blocks while work under way holds more; ``"1GiB"`` is fine.
         timeout: seconds for every call that gives none of its own; None waits for ever.
+        placement: a `kvio.placement.Placement`: where the I/O threads run, near the medium or a
+            GPU; None: wherever the system puts them. Calls that run on the caller's thread stay
+            there.
         options: more options of the backend, as in the URL.
 
     Raises:
@@ -58,6 +66,7 @@ def open_store(
         io_threads=_default_threads() if io_threads is None else io_threads,
         max_queued_bytes=parse_size(max_queued_bytes),
         timeout=timeout,
+        placement=placement,
     )
     return Store(full, settings)
 

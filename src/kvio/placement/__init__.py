@@ -18,6 +18,7 @@ from kvio.placement.applying import (
 from kvio.placement.cpulist import format_cpulist, parse_cpulist
 from kvio.placement.devices import Location
 from kvio.placement.plan import MapBy, Memory, Order
+from kvio.placement.pools import memory_node, thread_placer
 from kvio.placement.reading import Core
 from kvio.placement.slots import Placement, Slot
 from kvio.placement.topology import CpuGroup, Topology
@@ -36,8 +37,10 @@ __all__ = [
     "Verification",
     "applied",
     "format_cpulist",
+    "memory_node",
     "parse_cpulist",
     "pin",
     "place_memory",
+    "thread_placer",
     "verify",
 ]

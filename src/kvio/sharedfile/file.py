@@ -23,6 +23,8 @@ from kvio.types import MiB, Receipt, Verify
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+    from kvio.placement import Placement
+
 _CHUNK_BYTES: Final = 4 * MiB
 
 
@@ -47,7 +49,7 @@ class SharedFile:
         self.path, self.rank = opened.names.path, opened.rank
         self._names, self._map, self._fd = opened.names, opened.map, opened.fd
         self._seals, self._reason, self._verify = opened.seals, opened.reason, opened.verify
-        self._submitter = Submitter(opened.io_threads)
+        self._submitter = Submitter(opened.io_threads, opened.on_start)
         self._reader: Reader | None = None
         self._writer: Writer | None = None
         self._closed = ""
@@ -117,12 +119,13 @@ class SharedFile:
         rank: int | None = None,
         *,
         io_threads: int = 4,
+        placement: Placement | None = None,
         verify: Verify = "full",
     ) -> Self:
         """Open a file to write the domain of *rank*, or, without a rank, a sealed one to read.
 
         What a handle of this rank that is gone wrote of a cell in part is to be written anew:
-        `missing` tells.
+        `missing` tells. *io_threads* and *placement* are those of `submit_pwrite`.
 
         Raises:
             BlockNotFoundError: there is none, or none that is sealed.
@@ -132,7 +135,7 @@ class SharedFile:
         """
         if rank is None:
             return cls(opening.sealed(path, verify))
-        return cls(opening.join(path, rank, io_threads))
+        return cls(opening.join(path, rank, io_threads, placement))
 
     @classmethod
     def recover(cls, path: Path, *, io_threads: int = 4) -> Self:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvio.sharedfile import planning, steps
 from kvio.sharedfile.map import Map
 from kvio.sharedfile.names import Names, open_names
 from kvio.types import Verify
+
+if TYPE_CHECKING:
+    from kvio.placement import Placement
 
 Path = str | os.PathLike[str]
 
@@ -28,6 +31,7 @@ class Opened:
         seals: it may seal.
         reason: why the mode was chosen.
         io_threads, verify: as the user asked for.
+        on_start: what threads call first, with their number.
     """
 
     names: Names
@@ -37,6 +41,7 @@ class Opened:
     seals: bool = False
     reason: str = ""
     io_threads: int = 4
+    on_start: Callable[[int], None] | None = None
     verify: Verify = "full"
 
 
@@ -55,6 +60,7 @@ def create(
 ) -> Opened:
     """Make a file; see `SharedFile.create`."""
     chosen = planning.choose_options(choices)
+    on_start = planning.choose_places(chosen.placement, chosen.io_threads)
     with _opening(path) as names:
         plan, reason = planning.make_plan(names, size, writers, chosen)
         plan.layout.check_rank(rank or 0)
@@ -63,13 +69,14 @@ def create(
         reason = f"{reason}; the medium cannot preallocate"
     return Opened(
         names=names, map=map_, fd=fd, rank=rank, seals=True, reason=reason,
-        io_threads=chosen.io_threads,
+        io_threads=chosen.io_threads, on_start=on_start,
     )  # fmt: skip
 
 
-def join(path: Path, rank: int, io_threads: int) -> Opened:
+def join(path: Path, rank: int, io_threads: int, placement: Placement | None) -> Opened:
     """Open a file that is being written, for a rank; see `SharedFile.open`."""
     planning.check_io_threads(io_threads)
+    on_start = planning.choose_places(placement, io_threads)
     with _opening(path) as names:
         map_, fd = steps.join(names, planning.boot_id())
         try:
@@ -78,7 +85,7 @@ def join(path: Path, rank: int, io_threads: int) -> Opened:
             os.close(fd)
             map_.close()
             raise
-    return Opened(names=names, map=map_, fd=fd, rank=rank, io_threads=io_threads)
+    return Opened(names=names, map=map_, fd=fd, rank=rank, io_threads=io_threads, on_start=on_start)
 
 
 def recover(path: Path, io_threads: int) -> Opened:

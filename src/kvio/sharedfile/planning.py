@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from kvio.errors import ConfigError
 from kvio.medium import Medium, examine
@@ -17,6 +18,9 @@ from kvio.sharedfile.plan import Plan
 from kvio.sharedfile.steps import typed
 from kvio.types import Durability, IOMode, MiB, Verify
 from kvio.types import Layout as Ending
+
+if TYPE_CHECKING:
+    from kvio.placement import Placement
 
 Mode = Literal["hybrid", "buffered", "direct"]
 
@@ -41,6 +45,7 @@ class SharedFileOptions:
         preallocate: allocate all blocks before the first write.
         if_exists: "error", or "replace": a file that stands gives way when this one is sealed.
         io_threads: how many threads `submit_pwrite` uses.
+        placement: where these run; None: wherever the system puts them.
     """
 
     sizes: tuple[int, ...] | None = None
@@ -54,6 +59,7 @@ class SharedFileOptions:
     preallocate: bool = True
     if_exists: Literal["error", "replace"] = "error"
     io_threads: int = 4
+    placement: Placement | None = None
 
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, get_args(Mode))
@@ -94,6 +100,19 @@ def choose_options(choices: dict[str, Any]) -> SharedFileOptions:
     if choices.get("sizes") is not None:
         choices = {**choices, "sizes": tuple(choices["sizes"])}
     return SharedFileOptions(**choices)
+
+
+def choose_places(placement: Placement | None, threads: int) -> Callable[[int], None] | None:
+    """Give what threads call first to move to their places; None: nothing.
+
+    Raises:
+        ConfigError: the placement cannot be on this machine.
+    """
+    if placement is None:
+        return None
+    from kvio.placement import thread_placer  # late: few ask for it
+
+    return thread_placer(placement, threads)
 
 
 def make_plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
@@ -17,8 +18,9 @@ _QUEUED_BYTES: Final = 256 * MiB
 class Submitter:
     """Threads that write through one handle, started when first needed."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, on_start: Callable[[int], None] | None) -> None:
         self._threads = threads
+        self._on_start = on_start
         self._lock = threading.Lock()
         self._executor: Executor | None = None
 
@@ -26,7 +28,11 @@ class Submitter:
         """Queue a write; blocks while more than 256 MiB wait."""
         with self._lock:
             if self._executor is None:
-                self._executor = Executor(threads=self._threads, max_queued_bytes=_QUEUED_BYTES)
+                self._executor = Executor(
+                    threads=self._threads,
+                    max_queued_bytes=_QUEUED_BYTES,
+                    on_start=self._on_start,
+                )
         nbytes = total_bytes(as_parts(data))
         job = self._executor.submit(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)
         return job.future

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from kvio.store import Store
 from kvio.url import parse_size
@@ -14,6 +15,9 @@ from kvio.wrappers.staging.results import StagedResult
 from kvio.wrappers.staging.stats import TierStats
 from kvio.wrappers.staging.tier import StagingTier
 from kvio.wrappers.staging.writing import WhenFull
+
+if TYPE_CHECKING:
+    from kvio.placement import Placement
 
 __all__ = [
     "StagedFile",
@@ -43,6 +47,7 @@ def stage(
     close_store: bool = False,
     huge_pages: bool = True,
     numa_node: int | None = None,
+    placement: Placement | None = None,
     populate: bool = False,
     spool: str | os.PathLike[str] | None = None,
     daemon: str | None = None,
@@ -67,7 +72,9 @@ def stage(
         timeout: seconds for every call and drain that is given none; None waits for ever.
         close_store: closing the tier closes the store.
         huge_pages: ask for huge pages of host memory.
-        numa_node: where host memory lies; None leaves it to the system.
+        numa_node: where host memory lies; None: where *placement* says, else up to the system.
+        placement: a `kvio.placement.Placement`: where drain threads run, near the store's medium
+            or a GPU, and with ``memory="bind"`` or ``"local"`` on which node host memory lies.
         populate: get all of host memory now, not with the first write to each page.
         spool: a directory on disk, where open files go that the tier has no room for; without one
             they fail with `StorageFullError`.
@@ -84,8 +91,16 @@ def stage(
     from kvio.wrappers.staging.memory import open_memory  # late: not every user stages
 
     threads = store.io_threads if drain_threads is None else drain_threads
+    on_start = None
+    if placement is not None:
+        from kvio.placement import memory_node, thread_placer
+
+        on_start = thread_placer(placement, max(threads, 1))
+        if numa_node is None and placement.memory is not None:
+            numa_node = memory_node(placement)
     options = TierOptions(
         drain_threads=threads,
+        on_start=on_start,
         drain_nice=drain_nice,
         high_water=high_water,
         low_water=low_water,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -54,9 +54,10 @@ class Drains:
         low_water: float,
         timeout: float | None,
         nice: int = 10,
+        on_start: Callable[[int], None] | None = None,
     ) -> None:
         self.ledger = ledger
-        self._nice = nice
+        self._nice, self._on_start = nice, on_start
         self.high_water, self.low_water = high_water, low_water
         self.paused = False
         self._store = store
@@ -82,7 +83,8 @@ class Drains:
     def _start_threads(self) -> list[threading.Thread]:
         threads = []
         for number in range(self._wanted):
-            thread = threading.Thread(target=self._work, name=f"kvio-drain-{number}", daemon=True)
+            name = f"kvio-drain-{number}"
+            thread = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
             threads.append(thread)
             thread.start()
         return threads
@@ -137,8 +139,10 @@ class Drains:
             thread.join(left(deadline))
         return not any(thread.is_alive() for thread in others)
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         _be_nice(self._nice)
+        if self._on_start is not None:
+            self._on_start(number)
         while True:
             self._look_at_held()
             batch = self._next_batch()

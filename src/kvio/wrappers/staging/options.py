@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -14,7 +15,7 @@ DrainFrom: TypeAlias = Literal["accept", "high_water"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierOptions:
-    """The options of `stage`, checked.
+    """The options of `stage`, checked; *on_start* is what drain threads call first.
 
     Raises:
         ConfigError: one cannot be as it is.
@@ -22,6 +23,7 @@ class TierOptions:
 
     drain_threads: int
     drain_nice: int = 10
+    on_start: Callable[[int], None] | None = None
     high_water: float = 0.9
     low_water: float = 0.7
     when_full: WhenFull = "block"

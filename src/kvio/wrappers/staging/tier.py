@@ -60,6 +60,7 @@ class StagingTier:
             low_water=options.low_water,
             timeout=options.timeout,
             nice=options.drain_nice,
+            on_start=options.on_start,
         )
         self._gate.ask = self._drains.ask
         self._reads = StagedReads(self._ledger, memory, store)

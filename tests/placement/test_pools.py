@@ -1,0 +1,120 @@
+"""Slots of the threads of stores, tiers and shared files, as the kernel sees them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvio
+from kvio.placement import Placement, Slot, Topology, thread_placer
+
+
+def need_two_cpus() -> None:
+    """Skip where every thread runs on the only CPU there is."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two CPUs")
+
+
+def masks_of_threads(prefix: str) -> list[tuple[int, ...]]:
+    """Ask the kernel where this process's threads of a kind may run, by their order."""
+    found = [t for t in threading.enumerate() if t.name.startswith(prefix) and t.native_id]
+    return [tuple(sorted(os.sched_getaffinity(t.native_id or 0))) for t in found]
+
+
+def expected(threads: int) -> list[tuple[int, ...]]:
+    """Give the CPUs of the slots of a pool that is spread over cores."""
+    slots = Placement(order="spread").slots(Topology.from_system(), threads)
+    return sorted(slot.cpus for slot in slots)
+
+
+def busy(threads: int, submit: Callable[[Callable[[], object]], object]) -> None:
+    """Make a pool start all of its threads: each waits for the others."""
+    together = threading.Barrier(threads + 1)
+    for _ in range(threads):
+        submit(together.wait)
+    together.wait()
+
+
+def test_io_threads_of_a_store_run_on_their_slots(tmp_path: Path) -> None:
+    """Each I/O thread has its slot's mask, and the caller keeps its own."""
+    need_two_cpus()
+    before = os.sched_getaffinity(0)
+    wish = Placement(order="spread")
+    with kvio.open_store("posix-tmpfile", root=tmp_path, io_threads=2, placement=wish) as store:
+        busy(2, lambda run: store._calls.executor.submit(run, nbytes=0, read=True))
+        assert sorted(masks_of_threads("kvio-io")) == expected(2)
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_store_keeps_its_placement_across_pickling(tmp_path: Path) -> None:
+    """What is opened anew from a pickle places its threads alike."""
+    wish = Placement(map_by="numa", memory="local")
+    with (
+        kvio.open_store("posix-tmpfile", root=tmp_path, placement=wish) as store,
+        pickle.loads(pickle.dumps(store)) as again,
+    ):
+        assert again._settings.placement == wish
+
+
+def test_drain_threads_of_a_tier_run_on_their_slots() -> None:
+    """Each drain thread has its slot's mask; what they drain arrives."""
+    need_two_cpus()
+    wish = Placement(order="spread")
+    with (
+        kvio.open_store("memory") as store,
+        kvio.stage(store, "1MiB", drain_threads=2, placement=wish) as tier,
+    ):
+        tier.write_block("a", b"x").wait("visible")
+        assert sorted(masks_of_threads("kvio-drain")) == expected(2)
+        assert bytes(store.read_block("a")) == b"x"
+
+
+def test_writers_of_a_shared_file_run_on_their_slots(tmp_path: Path) -> None:
+    """The threads of submit_pwrite have their slots' masks."""
+    need_two_cpus()
+    wish = Placement(order="spread")
+    with kvio.SharedFile.create(
+        tmp_path / "f", 8192, durability="visible", io_threads=2, placement=wish
+    ) as file:
+        for offset in (0, 4096):
+            file.submit_pwrite(bytes(4096), offset).result()
+        found = masks_of_threads("kvio-io")
+        file.seal()
+
+    assert found
+    assert set(found) <= set(expected(2))
+
+
+def test_a_placement_that_cannot_be_is_refused_when_it_is_asked_for(tmp_path: Path) -> None:
+    """A mistake shows where it was made, not in a thread, and leaves nothing open."""
+    before = os.listdir("/proc/self/fd")
+    for wrong in ({"map_by": "cpu"}, {"near": "disk"}, {"memory": "mine"}):
+        with pytest.raises(kvio.ConfigError):
+            kvio.open_store("posix-tmpfile", root=tmp_path, placement=Placement(**wrong))  # type: ignore[arg-type]
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_what_a_machine_withholds_is_warned_of_and_done_without() -> None:
+    """A thread that cannot be placed goes on where it is."""
+
+    class Gone(Placement):
+        """A wish that names a CPU that is not there."""
+
+        __slots__ = ()
+
+        def slots(self, topology: Topology, n: int) -> tuple[Slot, ...]:
+            assert topology.cpus
+            return (Slot((100_000,), None),) * n
+
+    place = thread_placer(Gone(), 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        place(0)
+
+    assert ["not placed as asked" in str(warning.message) for warning in caught] == [True]
