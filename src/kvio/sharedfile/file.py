@@ -53,7 +53,7 @@ class SharedFile:
         self._reader: Reader | None = None
         self._writer: Writer | None = None
         self._closed = ""
-        self._door = threading.RLock()
+        self._door, self._sight = threading.RLock(), threading.Lock()
         try:
             self._begin(opened)
         except BaseException:
@@ -166,7 +166,8 @@ class SharedFile:
     def mode(self) -> Literal["buffered", "direct"] | None:
         """How writers write; None: the file is sealed."""
         self._check_open()
-        plan = None if self._map is None else self._map.plan
+        map_ = self._map
+        plan = None if map_ is None else map_.plan
         return None if plan is None else "direct" if plan.direct else "buffered"
 
     @property
@@ -214,7 +215,8 @@ class SharedFile:
     def missing(self, rank: int | None = None) -> list[Missing]:
         """List what is not whole yet, of a rank or of all, cell by cell, in file order."""
         self._check_open()
-        return [] if self._map is None else list(self._map.missing(rank))
+        with self._sight:
+            return [] if self._map is None else list(self._map.missing(rank))
 
     def seal(self, timeout: float | None = 0.0) -> Receipt:
         """Publish the file under its path, whole; this handle reads it from then on.
@@ -251,7 +253,8 @@ class SharedFile:
             StoreClosedError: it is sealed or aborted.
         """
         states = State.OPEN, State.SEALING, State.FAILED, State.ABORTED
-        self._sealing(*states).state = State.ABORTED  # a seal that waits gives up
+        with self._sight:
+            self._sealing(*states).state = State.ABORTED  # a seal that waits gives up
         with self._door:
             map_ = self._sealing(*states)
             self._stop_own()
@@ -305,21 +308,24 @@ class SharedFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        unfinished = self._map is not None and self._map.state is not State.SEALED
+        with self._sight:
+            unfinished = self._map is not None and self._map.state is not State.SEALED
         if kind is not None and self._seals and not self._closed and unfinished:
             self.abort()
         else:
             self.close()
 
     def __repr__(self) -> str:
-        state = "sealed" if self._map is None else self._map.state.name.lower()
+        with self._sight:
+            state = "sealed" if self._map is None else self._map.state.name.lower()
         what = self._closed or state
         return f"<SharedFile {self.path!r} {what}>"
 
     @property
     def _layout(self) -> Layout:
-        if self._map is not None:
-            return self._map.plan.layout
+        map_ = self._map
+        if map_ is not None:
+            return map_.plan.layout
         if self._reader is None:
             raise StoreClosedError(f"this handle of {self.path!r} {self._closed}")
         return self._reader.index.layout
@@ -357,8 +363,9 @@ class SharedFile:
 
     def _leave_map(self) -> None:
         if self._map is not None:
-            map_, self._map, self._writer = self._map, None, None
-            map_.close()
+            with self._sight:
+                map_, self._map, self._writer = self._map, None, None
+                map_.close()
             os.close(self._fd)
 
     def _open_reader(self) -> None:
@@ -374,7 +381,7 @@ class SharedFile:
     def _after_fork(self) -> None:
         """In a child: close all, which lets go of the parent's locks as far as they are ours."""
         self._closed = "belongs to the parent process: open it anew"
-        self._door = threading.RLock()
+        self._door, self._sight = threading.RLock(), threading.Lock()
         self._leave_map()
         self._names.close()
         if self._reader is not None:

@@ -14,6 +14,7 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, Final
 
@@ -95,6 +96,12 @@ class Map:
     def doubt(self) -> None:
         """Say that what was written must be read again before a seal."""
         _U32.pack_into(self._view, DOUBT_AT, 1)
+
+    def belong_to(self, boot_id: bytes) -> None:
+        """Say that it is of this boot from now on; none of its cells may count."""
+        self.plan = replace(self.plan, boot_id=boot_id)
+        head, _ = plans.pack(self.plan)
+        self._view[: len(head)] = head
 
     @property
     def inode(self) -> tuple[int, int]:

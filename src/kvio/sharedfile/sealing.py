@@ -97,10 +97,10 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
     with typed(names, "seal"):
         try:
             _complete(names, map_, fd, index)
-            to_read = files.open_file(names.dirfd, names.data, os.O_RDONLY)
         except OSError:  # an inode that lost bytes is never trusted again
             map_.state = State.FAILED
             raise
+        to_read = files.open_file(names.dirfd, names.data, os.O_RDONLY)
         try:
             _check_state(names, map_)  # a writer that closed meanwhile may have seen an error
             _publish(names, map_)

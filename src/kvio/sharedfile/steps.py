@@ -309,6 +309,7 @@ def _take_over(names: Names, map_: Map, boot_id: bytes) -> tuple[Map, int] | Non
     if map_.plan.boot_id != boot_id or not any(boot_id):  # what the map says was never synced
         for number in range(map_.plan.layout.cells):
             map_.clear(number)
+        map_.belong_to(boot_id)
     if map_.state is State.SEALING:
         map_.state = State.OPEN
     return map_, fd
