@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from kvio.aio import AsyncStore
@@ -120,7 +119,9 @@ _LAZY = {
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'kvio' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    import importlib
+
+    value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
     return value
 
 

@@ -15,7 +15,7 @@ from tests.cli.running import SCRIPT, complaint, file_of, flip_a_bit, run
 
 pytestmark = pytest.mark.slow
 
-COMMANDS = ("doctor", "tune", "put", "get", "ls", "stat", "rm", "verify", "sweep")
+COMMANDS = ("doctor", "tune", "put", "get", "ls", "stat", "rm", "verify", "sweep", "placement")
 
 
 class TestMistakes:

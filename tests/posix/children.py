@@ -92,17 +92,17 @@ _MACHINES = {
     "x86_64": (
         0xC000003E,
         {
-            **{"openat": 257, "linkat": 265, "renameat2": 316, "sched_setaffinity": 203},
-            **{"sched_getaffinity": 204, "mbind": 237, "set_mempolicy": 238},
-            **{"get_mempolicy": 239, "move_pages": 279},
+            "openat": 257, "linkat": 265, "renameat2": 316, "sched_setaffinity": 203,
+            "sched_getaffinity": 204, "mbind": 237, "set_mempolicy": 238,
+            "get_mempolicy": 239, "move_pages": 279,
         },
     ),
     "aarch64": (
         0xC00000B7,
         {
-            **{"openat": 56, "linkat": 37, "renameat2": 276, "sched_setaffinity": 122},
-            **{"sched_getaffinity": 123, "mbind": 235, "get_mempolicy": 236},
-            **{"set_mempolicy": 237, "move_pages": 239},
+            "openat": 56, "linkat": 37, "renameat2": 276, "sched_setaffinity": 122,
+            "sched_getaffinity": 123, "mbind": 235, "get_mempolicy": 236,
+            "set_mempolicy": 237, "move_pages": 239,
         },
     ),
 }

@@ -81,6 +81,23 @@ def test_every_option_it_names_has_the_default_it_says() -> None:
     assert said == dataclasses.asdict(SharedFileOptions())
 
 
+def test_every_link_leads_somewhere() -> None:
+    """To a file that is there and, where a heading is named, to that."""
+    wrong = []
+    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
+        name, _, heading = target.partition("#")
+        path = DOCS / (name or "sharedfile.md")
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        slugs = {
+            re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+            for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        }
+        if not text or (heading and heading not in slugs):
+            wrong.append(target)
+
+    assert wrong == []
+
+
 def test_every_error_it_names_is_kvio_s() -> None:
     """And is exported."""
     named = set(re.findall(r"`(\w+Error)`", TEXT))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 
 from kvio.errors import KvioError
-from kvio.placement.applying import pin
+from kvio.placement.applying import applied, pin
 from kvio.placement.slots import Placement, Slot
 from kvio.placement.topology import Topology
 
@@ -14,18 +15,21 @@ from kvio.placement.topology import Topology
 def thread_placer(placement: Placement, threads: int) -> Callable[[int], None]:
     """Give what each of a pool's threads calls first, with its number: it moves to its slot.
 
-    The slots are decided here, once; threads beyond *threads* begin again with the first. What a
-    machine withholds is done without and warned of: a pool goes on wherever its threads run.
+    The slots are decided here, once, and tried on the calling thread, which is put back; threads
+    beyond *threads* begin again with the first. What the machine withholds is done without and
+    warned of: a pool goes on wherever its threads run.
 
     Raises:
         ConfigError: the placement cannot be on this machine.
     """
     slots = placement.slots(Topology.from_system(), threads)
+    withheld = {_try(slot, placement) for slot in slots} - {None}
+    for said in sorted(filter(None, withheld)):
+        warnings.warn(f"threads are not placed as asked: {said}", stacklevel=2)
 
     def place(number: int) -> None:
-        said = _pin(slots[number % len(slots)], placement)
-        if said:
-            warnings.warn(f"thread {number} is not placed as asked: {said}", stacklevel=1)
+        with suppress(KvioError, OSError):  # it was warned of; the thread runs where it is
+            pin(slots[number % len(slots)], placement.memory)
 
     return place
 
@@ -39,8 +43,9 @@ def memory_node(placement: Placement) -> int | None:
     return placement.slots(Topology.from_system(), 1)[0].node
 
 
-def _pin(slot: Slot, placement: Placement) -> str | None:
+def _try(slot: Slot, placement: Placement) -> str | None:
     try:
-        return pin(slot, placement.memory).degraded
+        with applied(slot, placement.memory) as outcome:
+            return outcome.degraded
     except (KvioError, OSError) as exc:
         return str(exc)

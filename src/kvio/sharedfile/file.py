@@ -32,9 +32,9 @@ class SharedFile:
     """One file that several writers write side by side, each its own *domain*.
 
     `create` makes it and gives the handle that seals; other threads use that handle, other
-    processes `open` their own, with their rank. Until `seal` nothing stands under the path; after
-    it the whole file does, and reads verify its checksums. All on one machine: writers meet in a
-    file that they map.
+    processes `open` their own, with their rank. Until `seal` nothing of it stands under the path;
+    after it the whole file does, and reads verify its checksums. All on one machine: writers meet
+    in a file that they map.
 
     A handle is thread-safe. It does not cross a fork: open one in the child. As a context manager
     it is closed at the end, and aborted where an exception ends the block of the one that seals.
@@ -97,8 +97,8 @@ class SharedFile:
     def from_comm(cls, comm: Intracomm, path: Path, size: int, **options: Any) -> Self:
         """Make a file for the ranks of a communicator, all of which call this, on one machine.
 
-        Rank 0 gets the handle that seals: ``seal(timeout=None)`` there waits for the others,
-        which close theirs. *options*: as for `create`.
+        Rank 0 gets the handle that seals: ``seal(timeout=None)`` there waits for the bytes of the
+        others, which close theirs when they have written. *options*: as for `create`.
 
         Raises:
             UnsupportedError: the ranks are not all on one machine.
@@ -132,13 +132,17 @@ class SharedFile:
             BlockExistsError: another handle writes for the rank.
             ConfigError: there is no such rank.
             CorruptBlockError: it cannot be read as a shared file, or was made by another version.
+            UnsupportedError: it was made on another machine, or before a restart.
+            AccessDeniedError: it is another user's.
         """
         if rank is None:
             return cls(opening.sealed(path, verify))
         return cls(opening.join(path, rank, io_threads, placement))
 
     @classmethod
-    def recover(cls, path: Path, *, io_threads: int = 4) -> Self:
+    def recover(
+        cls, path: Path, *, io_threads: int = 4, placement: Placement | None = None
+    ) -> Self:
         """Take over a file whose creator is gone, to go on with it, seal it or `abort` it.
 
         Complete cells count, and `missing` tells the others; after a restart of the machine none
@@ -150,7 +154,7 @@ class SharedFile:
             BlockExistsError: the handle that seals it is alive.
             CorruptBlockError: what is there was damaged or made by another version.
         """
-        return cls(opening.recover(path, io_threads))
+        return cls(opening.recover(path, io_threads, placement))
 
     @property
     def size(self) -> int:
@@ -232,8 +236,11 @@ class SharedFile:
             UnsupportedError: this handle neither created nor recovered the file.
             StorageTimeoutError: bytes are missing; says of whom and which. Try again later.
             StoreClosedError: it is sealed or aborted.
-            StorageError: the medium, or a writer, failed: there is no file, but where the sync
-                of its directory failed; abort it.
+            BlockExistsError: the path was taken meanwhile.
+            CorruptBlockError: what was written before a recovery does not read back.
+            StorageError: the medium, or a writer, failed: there is no file; abort it. Where only
+                the sync of its directory failed the file is there, its fate after a loss of
+                power unknown: close this handle.
         """
         with self._door:
             map_ = self._sealing(State.OPEN, State.SEALING, State.FAILED)

@@ -88,16 +88,17 @@ def join(path: Path, rank: int, io_threads: int, placement: Placement | None) ->
     return Opened(names=names, map=map_, fd=fd, rank=rank, io_threads=io_threads, on_start=on_start)
 
 
-def recover(path: Path, io_threads: int) -> Opened:
+def recover(path: Path, io_threads: int, placement: Placement | None) -> Opened:
     """Take over a file; see `SharedFile.recover`."""
     planning.check_io_threads(io_threads)
+    on_start = planning.choose_places(placement, io_threads)
     with _opening(path) as names:
         found = steps.recover(names, planning.boot_id())
     if found is None:
         return Opened(names=names)
     return Opened(
         names=names, map=found[0], fd=found[1], seals=True, reason="after a recovery",
-        io_threads=io_threads,
+        io_threads=io_threads, on_start=on_start,
     )  # fmt: skip
 
 

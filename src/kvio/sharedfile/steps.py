@@ -190,6 +190,9 @@ def _open_map(names: Names) -> Map:
                 f"the map of {names.path!r} belongs to another user", errno=errno.EACCES
             )
         return open_map(fd, read_plan(fd), dirfd=names.dirfd, name=names.map)
+    except FileNotFoundError:  # sealed or aborted since
+        os.close(fd)
+        raise BlockNotFoundError(f"no shared file {names.path!r}", key=names.path) from None
     except PlanError as exc:
         os.close(fd)
         raise CorruptBlockError(
