@@ -45,11 +45,11 @@ def test_the_topology_is_the_machine(guest: Guest) -> None:
 
 
 def test_a_path_has_the_node_of_its_disk(guest: Guest) -> None:
-    """A file, its folder, the partition below and the disk below that are at node 1."""
+    """A file, its folder, one yet to come, the partition and the disk below are at node 1."""
     seen = guest["paths"]
 
     assert {path: node for path, node in seen.items() if node is not None} == dict.fromkeys(
-        (BLOCK, "/disk", "/dev/nvme0n1p1", "/dev/nvme0n1"), 1
+        (BLOCK, "/disk", "/disk/none/yet", "/dev/nvme0n1p1", "/dev/nvme0n1"), 1
     )
 
 
