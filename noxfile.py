@@ -40,6 +40,11 @@ FORKING_TESTS = tuple(
 SANITIZED_TESTS = (
     *(f"--ignore={path}" for path in FORKING_TESTS),
     *("tests/posix", "tests/test_conformance.py", "tests/test_garbage.py"),
+    *(
+        f"tests/sharedfile/test_{name}.py"
+        for name in ("index", "paths", "plan", "reading", "sealing", "stateful", "writing")
+    ),
+    "tests/placement/test_applying.py",
 )
 
 
