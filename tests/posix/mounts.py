@@ -30,8 +30,8 @@ def _run(command: list[str]) -> str:
 
 
 @contextmanager
-def loop_filesystem(kind: str, work: Path) -> Iterator[Path]:
-    """Mount a fresh file system from an image below *work*; its root, ours alone."""
+def loop_filesystem(kind: str, work: Path, *options: str) -> Iterator[Path]:
+    """Mount a fresh file system, made with *options*, from an image below *work*; its root."""
     children.need_root()
     maker, size_mib = _MAKERS[kind]
     if shutil.which(maker[0]) is None:
@@ -42,7 +42,7 @@ def loop_filesystem(kind: str, work: Path) -> Iterator[Path]:
     mountpoint.mkdir()
     device = _run(["losetup", "-f", "--show", str(image)])
     try:
-        _run([*maker, device])
+        _run([*maker, *options, device])
         _run(["mount", "-t", kind, device, str(mountpoint)])
         try:
             yield _root_below(mountpoint)

@@ -185,6 +185,23 @@ def test_a_full_file_system_does_not_stop_what_was_allocated(filesystem: Path) -
     assert left == ({"f", "ballast"} if kills.check_name(path, case.payload) else set())
 
 
+def test_domains_begin_on_the_stripes_that_xfs_tells_of(tmp_path: Path) -> None:
+    """Even domains are whole stripe units; other file systems and a given align have blocks."""
+    unit, size = 256 << 10, 5 * MiB + 1
+    with mounts.loop_filesystem("xfs", tmp_path, "-d", f"agcount=2,su={unit},sw=4") as root:
+        with SharedFile.create(root / "f", size, writers=3) as file:
+            starts = [extent.offset for rank in range(3) for extent in file.domain(rank)]
+            file.abort()
+        with SharedFile.create(root / "f", size, writers=3, align=4096) as file:
+            blocks = [extent.offset for rank in range(3) for extent in file.domain(rank)]
+            file.abort()
+
+    assert [start % unit for start in starts] == [0, 0, 0]
+    assert starts == [0, 7 * unit, 14 * unit]
+    assert blocks != starts
+    assert [start % 4096 for start in blocks] == [0, 0, 0]
+
+
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Path]:
     """Mount a tmpfs and give a directory on it."""

@@ -16,6 +16,7 @@ from kvio.sharedfile.layout import MAX_ALIGN, Layout, even_sizes
 from kvio.sharedfile.names import Names
 from kvio.sharedfile.plan import Plan
 from kvio.sharedfile.steps import typed
+from kvio.sharedfile.striping import stripe_bytes
 from kvio.types import Durability, IOMode, MiB, Verify
 from kvio.types import Layout as Ending
 
@@ -35,7 +36,7 @@ class SharedFileOptions:
         sizes: the bytes of each rank's domain, one after the other; None: even, whole blocks.
         stripe_bytes: deal pieces of this length out in turn instead; 0: one domain after another.
         align: file blocks in bytes, which two writers never share; "auto": what the file system
-            and its direct I/O ask for.
+            and its direct I/O ask for, and even domains then begin on its stripes, where it tells.
         cell_bytes: a checksum is kept for every so many bytes: what a range read may have to
             read besides, and what is written anew after a crash.
         mode: "buffered", "direct", or "hybrid", which chooses one of them for the whole file.
@@ -126,13 +127,15 @@ def make_plan(
     with typed(names, "create"):
         medium = examine(names.dirfd, names.new_probe())
         block = _block_bytes(names.dirfd)
+        stripe = stripe_bytes(names.dirfd, medium.probe["fs_magic"])
     if options.durability == "durable" and medium.not_durable_because:
         raise ConfigError(
             f"{names.path!r} cannot be durable: {medium.not_durable_because}; "
             "durability='visible' promises less"
         )
     direct, reason = _choose_mode(options, medium, size // max(writers, 1), writers)
-    layout = _lay_out(size, writers, options, _alignment(options, medium, block, direct=direct))
+    align = _alignment(options, medium, block, direct=direct)
+    layout = _lay_out(size, writers, options, align, stripe)
     plan = Plan(
         file_id=secrets.token_bytes(16),
         boot_id=boot_id(),
@@ -179,12 +182,15 @@ def _alignment(options: SharedFileOptions, medium: Medium, block: int, *, direct
     return options.align
 
 
-def _lay_out(size: int, writers: int, options: SharedFileOptions, align: int) -> Layout:
+def _lay_out(
+    size: int, writers: int, options: SharedFileOptions, align: int, stripe: int
+) -> Layout:
     sizes: tuple[int, ...] = ()
     if options.sizes is not None:
         sizes = options.sizes
     elif not options.stripe_bytes:
-        sizes = even_sizes(size, writers, align)
+        on_stripes = stripe if stripe and stripe % align == 0 and options.align == "auto" else align
+        sizes = even_sizes(size, writers, on_stripes)
     return Layout(size, writers, align, options.cell_bytes, options.stripe_bytes, sizes)
 
 
