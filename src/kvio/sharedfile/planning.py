@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from kvio.errors import ConfigError
-from kvio.medium import Medium, examine
+from kvio.medium import Medium, recall
 from kvio.policies import Hybrid
 from kvio.sharedfile.layout import MAX_ALIGN, Layout, even_sizes
 from kvio.sharedfile.names import Names
@@ -125,7 +125,7 @@ def make_plan(
         ConfigError: an option cannot be, or the medium cannot be durable where that is asked.
     """
     with typed(names, "create"):
-        medium = examine(names.dirfd, names.new_probe())
+        medium = recall(names.dirfd, names.new_probe())
         block = _block_bytes(names.dirfd)
         stripe = stripe_bytes(names.dirfd, medium.probe["fs_magic"])
     if options.durability == "durable" and medium.not_durable_because:
