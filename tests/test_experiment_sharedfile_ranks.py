@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from kvio.experiments.sharedfile.order import (
 from kvio.experiments.sharedfile.rank import Rank
 from kvio.experiments.sharedfile.turns import Turns
 from kvio.experiments.staging.fleet import Fleet
+from kvio.experiments.waiting import wait_readable
 from kvio.placement import CpuGroup
 
 from .test_experiment_sharedfile import recorded, run_command
@@ -190,7 +190,7 @@ def test_processes_end_with_their_leader(tmp_path: Path) -> None:
         rank = os.pidfd_open(int(leader.stdout.readline()))
         leader.kill()
     try:
-        assert select.select([rank], [], [], 30)[0]
+        assert wait_readable(rank, 30)
     finally:
         os.close(rank)
 

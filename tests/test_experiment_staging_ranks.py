@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import queue
-import select
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from kvio.experiments.run import Limits
 from kvio.experiments.staging import daemon, experiment, fleet, lanes
 from kvio.experiments.staging.order import ACCEPT, DRAIN, FILES, MEMCPY, READ, WRITE
 from kvio.experiments.staging.rank import Rank
+from kvio.experiments.waiting import wait_readable
 from tests.test_experiment_staging import children, recorded, run_command, run_small
 
 
@@ -68,7 +68,7 @@ def test_ranks_end_with_their_leader(tmp_path: Path) -> None:
         rank = os.pidfd_open(int(leader.stdout.readline()))
         leader.kill()
     try:
-        assert select.select([rank], [], [], 30)[0]
+        assert wait_readable(rank, 30)
     finally:
         os.close(rank)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,17 @@ except kvio.StorageError as exc:
     )
 
     assert str(disk_path / "f") in run.stdout
+    assert raw.names(disk_path) == []
+
+
+def test_what_cannot_fit_is_not_even_tried(create: Create, disk_path: Path) -> None:
+    """A file system that allocates until it is full would be full for everybody meanwhile."""
+    room = os.statvfs(disk_path)
+    too_much = room.f_blocks * room.f_frsize + 1
+    with faults.inject("read", nth=1 << 30) as fault, pytest.raises(kvio.StorageFullError):
+        create("file", too_much)
+
+    assert [fault.seen[faults.sites()[site]] for site in ("open_temp", "fallocate")] == [0, 0]
     assert raw.names(disk_path) == []
 
 

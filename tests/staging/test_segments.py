@@ -35,14 +35,14 @@ def test_a_segment_is_there_while_one_of_its_pages_is_in_use(
     used = set(range(PAGES))
     for use, span in steps:
         end = span.offset + span.nbytes
-        if use:
+        if not span.nbytes:
+            (segments.use if use else segments.release)([span])
+        elif use:
             segments.use([span])
             used |= {p for p in range(PAGES) if p * PAGE < end and (p + 1) * PAGE > span.offset}
         else:
             segments.release([span])
             used -= {p for p in range(PAGES) if span.offset <= p * PAGE < end}
-        if not span.nbytes:
-            continue
 
         assert there == {page * PAGE // SEGMENT for page in used}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from kvio import GiB, UnsupportedError
+from kvio.experiments.waiting import wait_readable
 
 #: Every kind, in the order of tables, and what it is made of.
 KINDS: Final = {
@@ -110,7 +110,7 @@ def _bindfs(source: Path, point: Path, stack: ExitStack) -> Path:
     """Mount by a daemon, and wait for its end after unmounting, since it keeps *source* busy."""
     ended, held = os.pipe()
     stack.callback(os.close, ended)
-    stack.callback(select.select, [ended], [], [], _DAEMON_S)
+    stack.callback(wait_readable, ended, _DAEMON_S)
     point.mkdir(mode=0o700)
     stack.callback(_unmount, point)
     try:

@@ -66,6 +66,7 @@ def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bo
         if not plan.replace and names.exists(names.final):
             raise BlockExistsError(f"{names.path!r} exists", key=names.path)
         names.check_final()
+        _check_room(names, plan.map_nbytes + preallocate * padded_nbytes(plan))
         sweep(names)
         map_ = _make_map(names, plan)
         try:
@@ -146,6 +147,14 @@ def _make_data(names: Names, plan: Plan, *, preallocate: bool) -> tuple[int, boo
         os.close(fd)
         raise
     return fd, allocated
+
+
+def _check_room(names: Names, nbytes: int) -> None:
+    """Refuse what cannot fit before it is tried: trying fills the disk for everybody meanwhile."""
+    room = os.fstatvfs(names.dirfd)
+    if nbytes > room.f_bavail * room.f_frsize:
+        with typed(names, f"allocate {nbytes} bytes for"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _set_direct(fd: int, plan: Plan) -> None:

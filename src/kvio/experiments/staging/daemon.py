@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvio import UnsupportedError
+from kvio.experiments.waiting import wait_readable
 
 _COMMAND: Final = (sys.executable, "-c", "from kvio.cli import main; main()", "stage-daemon")
 _PATIENCE_S: Final = 60.0
@@ -51,7 +51,7 @@ def serving(url: str, *, capacity_bytes: int, drain_threads: int) -> Iterator[Da
         )
         assert process.stdout is not None
         try:
-            ready = select.select([process.stdout], [], [], _PATIENCE_S)[0]
+            ready = wait_readable(process.stdout, _PATIENCE_S)
             if not (ready and process.stdout.readline()):
                 process.kill()
                 said.seek(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import IO, Any, Final, Protocol, TypeAlias
 from kvio import StorageError, UnsupportedError
 from kvio.experiments import mpi
 from kvio.experiments.staging.rank import Rank
+from kvio.experiments.waiting import wait_readable
 
 _COMMAND: Final = (sys.executable, "-m", "kvio.experiments.staging.rank")
 #: What takes so much longer than its turn hangs.
@@ -96,7 +96,7 @@ class Local:
         """Wait for the answer."""
         out = self._process.stdout
         assert out is not None
-        if not select.select([out], [], [], _PATIENCE_S)[0]:
+        if not wait_readable(out, _PATIENCE_S):
             raise StorageError(f"rank {self._number} did not answer for {_PATIENCE_S:.0f} s")
         line = out.readline()
         if not line.endswith(b"\n"):
