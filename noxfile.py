@@ -341,6 +341,15 @@ def s3(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def dlio(session: nox.Session) -> None:
+    """Run DLIO 2.0.0 on kvio: every phase, one and two ranks, a disk and an S3 server."""
+    install(session, "test", "s3", "dlio", extras="[cli,dlio]")
+    session.install("--no-deps", *group("dlio-itself"))
+    session.run("python", "-m", "tests.s3.servers")
+    session.run("python", "-m", "pytest", *(session.posargs or ("tests/connectors/dlio",)))
+
+
+@nox.session(default=False)
 def compare_sharedfile(session: nox.Session) -> None:
     """Compare one file of many writers with files of their own, os.pwrite, C and IOR.
 

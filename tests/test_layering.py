@@ -99,7 +99,7 @@ EXCEPTIONS = {
 #: Libraries beside the standard one, and where alone they may be imported.
 LIBRARIES = {
     "cffi": {"_native"},
-    "numpy": {"experiments"},
+    "numpy": {"connectors.dlio", "experiments"},
     "typer": {"cli"},
     "rich": {"cli", "experiments"},
     "matplotlib": {"experiments"},
@@ -115,7 +115,15 @@ LIBRARIES = {
     "mpi4py": {"experiments.mpi", "sharedfile"},
     "safetensors": {"experiments.peers"},
     "tensorstore": {"experiments.peers"},
-    "torch": {"connectors.torch_dcp", "experiments.engines", "wrappers.staging"},
+    "torch": {
+        *("connectors.dlio", "connectors.torch_dcp", "experiments.engines", "wrappers.staging"),
+    },
+    "dlio_benchmark": {"connectors.dlio"},
+    "hydra": {"connectors.dlio"},
+    "omegaconf": {"connectors.dlio"},
+    "PIL": {"connectors.dlio"},
+    "h5py": {"connectors.dlio"},
+    "pandas": {"connectors.dlio"},
     "lmcache": {"experiments.engines"},
     "nixl": {"experiments.engines"},
 }

@@ -1,0 +1,105 @@
+"""The stores of a run, and the four calls that every block of it goes through and is counted by."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+import kvio
+from kvio.connectors.dlio import counts
+from kvio.connectors.dlio.settings import Settings, configured
+from kvio.errors import BlockSizeError, ConfigError
+from kvio.types import KiB
+
+_SMALLEST: Final = 64 * KiB
+_opening = threading.Lock()
+
+
+def settings() -> Settings:
+    """Give the settings of this run.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found = configured()
+    if found is None:
+        raise ConfigError(
+            "DLIO on kvio: no store is configured; add +kvio=BACKEND kvio.root=DIRECTORY to the "
+            "command, or set KVIO_DLIO to a store's URL"
+        )
+    return found
+
+
+def data_store() -> kvio.Store:
+    """Give the store of the samples, opened once a process."""
+    run = settings()
+    return _store(run.data, tuple(sorted(run.options.items())))
+
+
+def checkpoint_store() -> kvio.Store:
+    """Give the store of the checkpoints."""
+    run = settings()
+    return data_store() if run.checkpoint is None else _store(run.checkpoint, ())
+
+
+def _store(url: str, options: tuple[tuple[str, Any], ...]) -> kvio.Store:
+    with _opening:
+        return _open(url, options)
+
+
+@functools.cache
+def _open(url: str, options: tuple[tuple[str, Any], ...]) -> kvio.Store:
+    given: Mapping[str, Any] = dict(options)
+    return kvio.open_store(url, layout="plain", options=given)
+
+
+def write_sample(key: str, data: Any) -> None:
+    """Store a sample; one of the same name is replaced, as a file would be."""
+    receipt = data_store().write_block(key, data, if_exists="replace")
+    counts.add("writes", "bytes_written", receipt.nbytes)
+
+
+def read_sample(key: str, *, offset: int = 0, nbytes: int | None = None) -> memoryview:
+    """Read a sample, or a range of it."""
+    block = data_store().read_block(key, offset=offset, nbytes=nbytes)
+    counts.add("reads", "bytes_read", len(block))
+    return block
+
+
+class Rereader:
+    """Reads one sample after the other into memory it keeps: fresh memory costs as much as a read.
+
+    What `read` gave is overwritten by the next. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+
+    def read(self, key: str) -> memoryview:
+        """Read a whole sample."""
+        store = data_store()
+        while True:
+            try:
+                got = store.read_block_into(key, self._memory) if len(self._memory) else None
+            except BlockSizeError:
+                got = None
+            if got is not None:
+                counts.add("reads", "bytes_read", got)
+                return self._memory[:got]
+            nbytes = store.stat_block(key).nbytes
+            self._memory = kvio.aligned_buffer(max(_SMALLEST, nbytes + nbytes // 8))
+
+
+def write_checkpoint(key: str, data: Any) -> None:
+    """Store one file of a checkpoint, as safe as its store was opened for."""
+    receipt = checkpoint_store().write_block(key, data, if_exists="replace")
+    counts.add("checkpoint_writes", "checkpoint_bytes_written", receipt.nbytes)
+
+
+def read_checkpoint(key: str) -> memoryview:
+    """Read one file of a checkpoint."""
+    block = checkpoint_store().read_block(key)
+    counts.add("checkpoint_reads", "checkpoint_bytes_read", len(block))
+    return block

@@ -1,0 +1,98 @@
+"""The end of a run: were the blocks that its workload says written and read, on every rank?"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kvio.connectors.dlio.checkpoints import _Checkpointing
+from kvio.connectors.dlio.counts import Counts
+from kvio.connectors.dlio.describing import checkpoints_of, workload_of
+from kvio.connectors.dlio.errors import PlanError
+from kvio.connectors.dlio.loader import KvioLoader
+from kvio.connectors.dlio.readers import KvioReader
+from kvio.connectors.dlio.versions import PYPI, Release
+from kvio.errors import ConfigError
+from kvio.types import MiB
+
+_CLASSES: Final = {
+    "data_loader_classname": "data_loader_class",
+    "reader_classname": "reader_class",
+    "checkpoint_mechanism_classname": "checkpoint_mechanism_class",
+}
+
+
+def check_options(args: Any) -> None:
+    """Refuse a run whose reads would go around kvio, or could not begin.
+
+    Raises:
+        PlanError: a class was named that DLIO did not find, which it says nowhere; or the reader
+            is not kvio's.
+        ConfigError: there are more threads than samples: DLIO divides by the ratio.
+    """
+    for option, found in _CLASSES.items():
+        if getattr(args, option) is not None and getattr(args, found) is None:
+            raise PlanError(f"DLIO did not find {option}={getattr(args, option)} and went on")
+    if args.generate_only:
+        return
+    if not _is(args.reader_class, KvioReader):
+        raise PlanError(
+            "storage_type is parallel_fs, but the reader is not kvio's: DLIO's own open paths; "
+            "leave reader_classname to kvio"
+        )
+    one = workload_of(args).training
+    share = math.ceil(one.files * one.samples_per_file / one.ranks)
+    if str(args.data_loader_sampler) == "iterative" and args.read_threads > share:
+        raise ConfigError(
+            f"read_threads={args.read_threads}, but a rank has {share} samples: DLIO cannot share "
+            "them among its threads"
+        )
+
+
+def report(found: Sequence[Counts]) -> None:
+    """Say what every rank wrote and read."""
+    for rank, one in enumerate(found):
+        logging.info(
+            f"[KVIO] rank {rank}: wrote {_blocks(one.writes, one.bytes_written)}, read "
+            f"{_blocks(one.reads, one.bytes_read)}; checkpoints: wrote "
+            f"{_blocks(one.checkpoint_writes, one.checkpoint_bytes_written)}, read "
+            f"{_blocks(one.checkpoint_reads, one.checkpoint_bytes_read)}"
+        )
+
+
+def check_counts(args: Any, found: Sequence[Counts], release: Release) -> None:
+    """Compare what went through kvio with what the workload says.
+
+    Reads of DLIO's own loader run ahead, and are at least the plan; kvio's are the plan.
+
+    Raises:
+        PlanError: with every difference.
+    """
+    workload = workload_of(args)
+    wrong = []
+    written = sum(one.writes for one in found)
+    if written != workload.writes():
+        wrong.append(f"{written} samples were written of {workload.writes()}")
+    exact = _is(args.data_loader_class, KvioLoader)
+    for rank, one in enumerate(found):
+        planned = workload.reads(rank)
+        if one.reads < planned or (exact and one.reads > planned):
+            wrong.append(f"rank {rank} read {one.reads} samples of {planned}")
+        if release is PYPI and _is(args.checkpoint_mechanism_class, _Checkpointing):
+            planned = checkpoints_of(args, workload, rank=rank).writes()
+            if one.checkpoint_writes != planned:
+                wrong.append(
+                    f"rank {rank} wrote {one.checkpoint_writes} checkpoint files of {planned}"
+                )
+    if wrong:
+        raise PlanError(f"not all of this run went through kvio: {'; '.join(wrong)}")
+
+
+def _is(found: Any, kind: type[Any]) -> bool:
+    return isinstance(found, type) and issubclass(found, kind)
+
+
+def _blocks(count: int, nbytes: int) -> str:
+    return f"{count} blocks ({nbytes / MiB:.1f} MiB)"

@@ -1,0 +1,153 @@
+"""``checkpoint.checkpoint_mechanism_classname``: checkpoints as blocks, with torch and without."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Self
+
+import numpy as np
+from dlio_benchmark.checkpointing.base_checkpointing import BaseCheckpointing
+
+from kvio.connectors.dlio import blocks
+from kvio.connectors.dlio.names import key_of
+
+_DTYPES: Final = {
+    "int8": "i1",
+    "uint8": "u1",
+    "int16": "i2",
+    "int32": "i4",
+    "int64": "i8",
+    "fp16": "f2",
+    "float16": "f2",
+    "bf16": "u2",
+    "bfloat16": "u2",
+    "fp32": "f4",
+    "float32": "f4",
+    "fp64": "f8",
+    "float64": "f8",
+}
+
+
+class _Checkpointing(BaseCheckpointing):  # type: ignore[misc, unused-ignore]  # DLIO has no types
+    """What both have in common: one object a process, DLIO's own order of states."""
+
+    _instance: Any = None
+
+    @classmethod
+    def get_instance(cls) -> Self:
+        """Give the object of this process."""
+        if not isinstance(cls._instance, cls):
+            cls._instance = cls()
+        found: Self = cls._instance
+        return found
+
+    def checkpoint(self, epoch: int, step_number: int) -> None:
+        """Save every state of this rank."""
+        super().checkpoint(epoch, step_number)
+
+    def save_checkpoint(self, epoch: int, step_number: int) -> None:
+        """Save every state of this rank, in later versions of DLIO."""
+        super().save_checkpoint(epoch, step_number)
+
+    def load_checkpoint(self, epoch: int, step_number: int) -> None:
+        """Load every state of this rank."""
+        super().load_checkpoint(epoch, step_number)
+
+    def set_madvise_mergeable(self, tensor: object) -> bool:
+        """Leave memory as it is."""
+        del tensor
+        return False
+
+    def finalize(self) -> None:
+        """Nothing is held open."""
+
+
+class NumpyCheckpointing(_Checkpointing):
+    """Saves states as .npz files; needs no torch."""
+
+    def __init__(self) -> None:
+        super().__init__("npz")
+
+    def get_tensor(self, size: int, datatype: str = "int8") -> Any:
+        """Make an array of as many elements."""
+        return np.zeros(size, dtype=_DTYPES[datatype])
+
+    def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> Any:  # noqa: FBT001
+        """Make an array of as many elements, in later versions of DLIO."""
+        del randomize
+        return self.get_tensor(length, datatype)
+
+    def save_state(self, suffix: str, state: Mapping[str, Any], fsync: bool = False) -> None:  # noqa: FBT001
+        """Store one state as a block; how safe it is, its store says (``durability=durable``)."""
+        del fsync
+        out = io.BytesIO()
+        np.savez(out, **dict(_flat(state)))
+        blocks.write_checkpoint(key_of(self.get_name(suffix)), out.getbuffer())
+
+    def load_state(self, suffix: str, state: dict[str, Any]) -> None:
+        """Read one state back, every array of it."""
+        block = blocks.read_checkpoint(key_of(self.get_name(suffix)))
+        with np.load(io.BytesIO(block), allow_pickle=False) as arrays:
+            state.update(_nested({name: arrays[name] for name in arrays.files}))
+
+
+class TorchCheckpointing(_Checkpointing):
+    """Saves states by ``torch.save``, as DLIO's own does."""
+
+    def __init__(self) -> None:
+        super().__init__("pt")
+
+    def get_tensor(self, size: int, datatype: str = "int8") -> Any:
+        """Make a tensor of as many elements."""
+        import torch
+
+        return torch.zeros(size, dtype=getattr(torch, _TORCH_NAMES.get(datatype, datatype)))
+
+    def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> Any:  # noqa: FBT001
+        """Make a tensor of as many elements, in later versions of DLIO."""
+        del randomize
+        return self.get_tensor(length, datatype)
+
+    def save_state(self, suffix: str, state: Mapping[str, Any], fsync: bool = False) -> None:  # noqa: FBT001
+        """Store one state as a block; how safe it is, its store says (``durability=durable``)."""
+        import torch
+
+        del fsync
+        out = io.BytesIO()
+        torch.save(state, out)
+        blocks.write_checkpoint(key_of(self.get_name(suffix)), out.getbuffer())
+
+    def load_state(self, suffix: str, state: dict[str, Any]) -> None:
+        """Read one state back; tensors alone are taken from it."""
+        import torch
+
+        block = blocks.read_checkpoint(key_of(self.get_name(suffix)))
+        state.update(torch.load(io.BytesIO(block), weights_only=True))
+
+
+_TORCH_NAMES: Final = {
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "fp64": "float64",
+}
+
+
+def _flat(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for path, array in arrays.items():
+        *folders, name = path.split("/")
+        place = state
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[name] = array
+    return state

@@ -1,0 +1,46 @@
+"""What a workload need not say once it says ``storage_type: parallel_fs``."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, Final
+
+from omegaconf import OmegaConf
+
+STORAGE_TYPE: Final = "parallel_fs"
+_PACKAGE: Final = "kvio.connectors.dlio"
+
+
+def goes_through_kvio(workload: Any) -> bool:
+    """Tell whether a workload asks for the storage that kvio claims."""
+    storage = workload.get("storage") or {}
+    return bool(storage.get("storage_type") == STORAGE_TYPE)
+
+
+def filled_in(workload: Any) -> Any:
+    """Give the workload with kvio's loader, reader and checkpoints where it names none.
+
+    A class that is named, be it null, is left: ``data_loader_classname: null`` keeps DLIO's
+    loader, which then reads through kvio's reader.
+    """
+    section = "data_reader" if "data_reader" in workload else "reader"
+    reader = {"reader_classname": f"{_PACKAGE}.readers.KvioReader"}
+    if "data_loader_classname" not in (workload.get(section) or {}):
+        reader["data_loader_classname"] = f"{_PACKAGE}.loader.KvioLoader"
+        reader["data_loader_sampler"] = "iterative"
+    given = {
+        "storage": {"storage_root": "kvio"},
+        section: reader,
+        "checkpoint": {"checkpoint_mechanism_classname": f"{_PACKAGE}.checkpoints.{_mechanism()}"},
+    }
+    return OmegaConf.merge(OmegaConf.create(given), workload)
+
+
+def _mechanism() -> str:
+    return "TorchCheckpointing" if has_library("torch") else "NumpyCheckpointing"
+
+
+def has_library(name: str) -> bool:
+    """Tell whether a library is installed, not only stood in for."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and "stand_ins" not in (spec.origin or "")

@@ -1,0 +1,52 @@
+"""What ``+kvio=BACKEND`` adds to a run: settings become the environment, DLIO is wired."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import OmegaConf
+from omegaconf.errors import MissingMandatoryValue
+
+from kvio.connectors.dlio.settings import VARIABLE, Settings, store_url
+from kvio.errors import ConfigError, KvioError
+
+_OWN = ("backend", "root")
+
+
+class KvioCallback(Callback):  # type: ignore[misc, unused-ignore]  # Any where Hydra is absent
+    """Called by Hydra before DLIO builds anything."""
+
+    def on_run_start(self, config: Any, **kwargs: Any) -> None:
+        """Configure this run, or end it: Hydra turns exceptions of callbacks into warnings."""
+        del kwargs
+        try:
+            os.environ[VARIABLE] = settings_of(config.get("kvio")).to_text()
+            from kvio.connectors.dlio.wiring import install
+
+            install()
+        except KvioError as exc:
+            sys.exit(f"[KVIO] {exc}")
+
+
+def settings_of(group: Any) -> Settings:
+    """Read the group ``kvio`` of a configuration.
+
+    Raises:
+        ConfigError: something is missing, unknown or of the wrong type.
+    """
+    if group is None:
+        raise ConfigError("the callback of kvio needs +kvio=BACKEND")
+    try:
+        given = OmegaConf.to_container(group, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue:
+        raise ConfigError(
+            "give the directory, or the bucket, of the blocks: kvio.root=DIRECTORY"
+        ) from None
+    if not isinstance(given, dict):
+        raise ConfigError("the group kvio is a mapping: +kvio=BACKEND kvio.root=DIRECTORY")
+    rest = {str(name): value for name, value in given.items() if name not in _OWN}
+    data = store_url(str(given["backend"]), str(given["root"]))
+    return Settings.from_mapping({**rest, "data": data})

@@ -1,0 +1,106 @@
+"""``reader.data_loader_classname``: ``read_threads`` readers in the rank's own process.
+
+No worker processes: nothing is pickled, counts are exact, and a block that fails stops the run
+with its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+from dlio_benchmark.common.enumerations import DataLoaderType, DatasetType
+from dlio_benchmark.data_loader.base_data_loader import BaseDataLoader
+from dlio_benchmark.reader.reader_factory import ReaderFactory
+
+from kvio.connectors.dlio.describing import workload_of
+from kvio.connectors.dlio.plan import Read
+from kvio.connectors.dlio.readers import KvioReader
+
+_READS_AHEAD: Final = 2  # a thread: one under way, one to go on with
+
+
+class KvioLoader(BaseDataLoader):  # type: ignore[misc, unused-ignore]  # DLIO has no types
+    """Reads a rank's share of every epoch, in order, a few blocks ahead of the training.
+
+    Honours ``read_threads``, ``prefetch_size``, ``sample_shuffle``, ``preprocess_time`` and the
+    order of files that DLIO shuffles; ranks share a dataset as `Pass.order` says. Every thread has
+    a reader of its own: kvio's, or on ``local_fs`` DLIO's.
+    """
+
+    def __init__(self, format_type: Any, dataset_type: Any, epoch_number: int) -> None:
+        super().__init__(format_type, dataset_type, epoch_number, DataLoaderType.PYTORCH)
+        self._passes = 0
+
+    def read(self) -> None:
+        """Get ready for the first epoch."""
+        self._own = threading.local()
+        self._indexes = itertools.count()
+
+    def next(self) -> Iterator[Any]:
+        """Yield the batches of one epoch.
+
+        Raises:
+            BlockNotFoundError, StorageError, CorruptBlockError: with the block's name.
+        """
+        args = self._args
+        self._passes += 1
+        workload = workload_of(args)
+        training = self.dataset_type is DatasetType.TRAIN
+        one = workload.training if training else workload.evaluation
+        files = args.file_list_train if training else args.file_list_eval
+        order = one.order(args.my_rank, shuffle_seed=workload.shuffle_seed(self._passes))
+        samples = 0
+        for taken in self._in_order(order, list(files)):
+            samples += taken
+            while samples >= self.batch_size:
+                samples -= self.batch_size
+                yield np.array([args.resized_image] * self.batch_size)
+
+    def finalize(self) -> None:
+        """Nothing outlives an epoch."""
+
+    def _in_order(self, order: Iterable[Read], files: list[str]) -> Iterator[int]:
+        threads = max(1, self._args.read_threads)
+        ahead = threads * max(_READS_AHEAD, math.ceil(self._args.prefetch_size / threads))
+        todo = iter(order)
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="kvio-dlio")
+        try:
+            under_way: deque[Future[int]] = deque(
+                pool.submit(self._load, files[read.file], read) for read in islice(todo, ahead)
+            )
+            while under_way:
+                taken = under_way.popleft().result()
+                for read in islice(todo, 1):
+                    under_way.append(pool.submit(self._load, files[read.file], read))
+                yield taken
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _load(self, filename: str, read: Read) -> int:
+        reader = self._reader()
+        reader.open_file_map[filename] = reader.open(filename)
+        for sample in read.samples:
+            reader.get_sample(filename, sample)
+            reader.preprocess()
+        reader.close(filename)
+        del reader.open_file_map[filename]
+        return len(read.samples)
+
+    def _reader(self) -> Any:
+        if not hasattr(self._own, "reader"):
+            # Not by the factory: that of some versions fails where a class is named.
+            make = self._args.reader_class or ReaderFactory.get_reader
+            which = (self.format_type,) if make is ReaderFactory.get_reader else ()
+            index = next(self._indexes)
+            self._own.reader = make(*which, self.dataset_type, index, self.epoch_number)
+            if isinstance(self._own.reader, KvioReader):
+                self._own.reader.reuse_memory()  # `_load` is done with a sample when it returns
+        return self._own.reader

@@ -1,0 +1,48 @@
+"""Found by Hydra itself: makes ``+kvio=BACKEND`` work, and reads KVIO_DLIO for other launchers."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hydra.core.config_store import ConfigStore
+
+import kvio
+from kvio.connectors.dlio.settings import VARIABLE
+from kvio.errors import KvioError
+
+
+def _register() -> None:
+    for backend in kvio.backend_names():
+        node = {
+            "kvio": {
+                "backend": backend,
+                "root": "???",
+                "options": {},
+                "checkpoint": None,
+                "staging_dir": None,
+                "decode": True,
+            },
+            "workload": {"storage": {"storage_type": "parallel_fs", "storage_root": "kvio"}},
+            "hydra": {
+                "callbacks": {
+                    "kvio": {"_target_": "kvio.connectors.dlio.hydra_callback.KvioCallback"}
+                }
+            },
+        }
+        ConfigStore.instance().store(group="kvio", name=backend, package="_global_", node=node)
+
+
+def _install() -> None:
+    if not os.environ.get(VARIABLE) or "dlio_benchmark" not in sys.modules:
+        return
+    try:
+        from kvio.connectors.dlio.wiring import install
+
+        install()
+    except KvioError as exc:
+        sys.exit(f"[KVIO] {exc}")
+
+
+_register()
+_install()

@@ -1,0 +1,105 @@
+"""What a run is told: where data and checkpoints go, and how samples get there and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+from kvio.errors import ConfigError
+
+#: The one variable that reaches ranks and workers, forked and spawned: a store's URL, or JSON.
+VARIABLE: Final = "KVIO_DLIO"
+
+_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # a tmpfs: staged samples need no disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where the blocks of a run are.
+
+    Attributes:
+        data: the URL of the store of samples.
+        checkpoint: the URL of the store of checkpoints; None: that of the samples.
+        options: more options of the store of samples, as in its URL.
+        staging_dir: where generators that write files themselves do so; None: shared memory.
+        decode: whether readers make arrays of what they read, as DLIO's own do.
+    """
+
+    data: str
+    checkpoint: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    staging_dir: str | None = None
+    decode: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("data", "checkpoint", "staging_dir"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (name == "data" or value is not None):
+                raise ConfigError(f"DLIO on kvio: {name!r} must be text, not {value!r}")
+        if not isinstance(self.options, Mapping):
+            raise ConfigError(f"DLIO on kvio: 'options' must be a mapping, not {self.options!r}")
+        if not isinstance(self.decode, bool):
+            raise ConfigError(f"DLIO on kvio: 'decode' must be true or false, not {self.decode!r}")
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read what `to_text` wrote, or a URL alone.
+
+        Raises:
+            ConfigError: it is neither.
+        """
+        if not text.lstrip().startswith("{"):
+            return cls(data=text.strip())
+        try:
+            given = json.loads(text)
+        except ValueError as exc:
+            raise ConfigError(f"{VARIABLE} is neither a URL nor JSON: {exc}") from None
+        return cls.from_mapping(given)
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Self:
+        """Take the attributes by name.
+
+        Raises:
+            ConfigError: a name is unknown, or ``data`` is missing.
+        """
+        known = [one.name for one in dataclasses.fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise ConfigError(
+                f"DLIO on kvio: unknown settings {', '.join(unknown)}; known: {', '.join(known)}"
+            )
+        if "data" not in given:
+            raise ConfigError("DLIO on kvio: 'data', the URL of a store, is needed")
+        return cls(**given)
+
+    def to_text(self) -> str:
+        """Write what `from_text` reads."""
+        return json.dumps({**dataclasses.asdict(self), "options": dict(self.options)})
+
+    def staging_parent(self) -> str:
+        """Give the directory in which a staging directory is made."""
+        if self.staging_dir is not None:
+            return self.staging_dir
+        return _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
+
+
+def store_url(backend: str, root: str) -> str:
+    """Make a store's URL of a backend's name and a directory, or a bucket with a prefix."""
+    if "://" in root:
+        raise ConfigError(f"kvio.root is a directory or a bucket, not the URL {root!r:.80}")
+    if backend.partition("+")[0] == "s3":
+        return f"{backend}://{quote(root)}"
+    return f"{backend}://{quote(os.path.abspath(root))}"
+
+
+def configured() -> Settings | None:
+    """Give the settings of this process, or None where it has none."""
+    text = os.environ.get(VARIABLE)
+    return Settings.from_text(text) if text else None

@@ -1,0 +1,117 @@
+"""Generators that write files themselves write them to a directory; from there they are blocks."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, BinaryIO, Final
+
+from kvio.connectors.dlio import blocks, scratch
+from kvio.connectors.dlio.names import key_of
+from kvio.connectors.dlio.storage import KvioStorage
+from kvio.errors import ConfigError, UnsupportedError
+
+#: Files whose storing may be under way while the next is generated: they are in memory.
+_AT_A_TIME: Final = 2
+
+
+class StagingStorage(KvioStorage):
+    """Names a file to write where a key is asked for, and stores it when the next one is.
+
+    A generator asks for a name when it is done with the file before, and makes the next file while
+    this one is stored.
+    """
+
+    def __init__(self, namespace: str, framework: object = None) -> None:
+        super().__init__(namespace, framework)
+        parent = blocks.settings().staging_parent()
+        try:
+            self._directory = scratch.make("staging", parent=parent)
+        except OSError as exc:
+            raise ConfigError(f"no staging directory can be made in {parent!r}: {exc}") from exc
+        self._storing: deque[Future[None]] = deque()
+        self._pool = ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="kvio-dlio-staging")
+
+    def get_uri(self, id: object) -> str:  # noqa: A002  # DLIO's name
+        """Begin to store what is staged, and give the path of a file to write."""
+        self._commit(under_way=_AT_A_TIME)
+        path = os.path.join(self._directory, key_of(id))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return path
+
+    def islocalfs(self) -> bool:
+        """Say that names are paths to open."""
+        return True
+
+    def commit(self) -> None:
+        """Store every staged file under its key, and remove it.
+
+        Raises:
+            StorageError: with the name of the first block that could not be stored.
+        """
+        self._commit(under_way=0)
+
+    def discard(self) -> None:
+        """Remove the directory and whatever it holds."""
+        self._pool.shutdown(cancel_futures=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _commit(self, *, under_way: int) -> None:
+        for directory, _, names in os.walk(self._directory):
+            for name in sorted(names):
+                path = os.path.join(directory, name)
+                key = os.path.relpath(path, self._directory)
+                held = open(path, "rb")  # noqa: SIM115  # `_store` closes it
+                os.unlink(path)
+                self._storing.append(self._pool.submit(_store, held, key))
+        while len(self._storing) > under_way:
+            self._storing.popleft().result()
+
+
+def _store(file: BinaryIO, key: str) -> None:
+    with file:
+        if os.fstat(file.fileno()).st_size == 0:
+            blocks.write_sample(key, b"")
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+            view = memoryview(memory)
+            try:
+                blocks.write_sample(key, view)
+            finally:
+                view.release()
+
+
+class StagedGenerator:
+    """A generator of DLIO's that writes to a staging directory."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    def generate(self) -> None:
+        """Generate, and store every file; a failure leaves none of it staged.
+
+        Raises:
+            UnsupportedError: all ranks would write one file together.
+            StorageError: with the name of the block that could not be stored.
+        """
+        _refuse_shared_files(self._generator)
+        args = self._generator._args  # noqa: SLF001  # DLIO's own way to its options
+        storage = StagingStorage(args.storage_root)
+        self._generator.storage = storage
+        try:
+            self._generator.generate()
+            storage.commit()
+        finally:
+            storage.discard()
+
+
+def _refuse_shared_files(generator: Any) -> None:
+    files = generator.num_files_train + max(0, generator.num_files_eval)
+    if "indexed_binary" in str(generator.format) and files <= generator.comm_size:
+        raise UnsupportedError(
+            f"DLIO writes {files} indexed_binary files by MPI-IO, all of {generator.comm_size} "
+            "ranks one file: kvio stores whole files; ask for more files than ranks"
+        )

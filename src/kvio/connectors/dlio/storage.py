@@ -1,0 +1,121 @@
+"""DLIO's storage interface over a store: folders are prefixes of keys."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any
+
+from dlio_benchmark.common.enumerations import MetadataType, NamespaceType
+from dlio_benchmark.storage.storage_handler import DataStorage, Namespace
+
+from kvio.connectors.dlio import blocks
+from kvio.connectors.dlio.names import key_of, path_of
+from kvio.types import BlockStatus
+
+
+class KvioStorage(DataStorage):  # type: ignore[misc, unused-ignore]  # DLIO has no types
+    """What DLIO asks of a storage, in keys; errors are kvio's own and stop the run."""
+
+    def __init__(self, namespace: str, framework: object = None) -> None:
+        del framework  # its native I/O would go around kvio
+        super().__init__(None)
+        self.namespace = Namespace(namespace, NamespaceType.FLAT)
+
+    def get_uri(self, id: object) -> str:  # noqa: A002  # DLIO's name
+        """Give a name that stays the same when DLIO makes it absolute."""
+        return path_of(id)
+
+    def get_basename(self, id: str) -> str:  # noqa: A002
+        """Give the last part of a name."""
+        return posixpath.basename(id)
+
+    def create_namespace(self, exist_ok: bool = False) -> bool:  # noqa: FBT001
+        """Ask the medium for a name, so that a missing bucket is known before any work."""
+        del exist_ok
+        any(True for _ in blocks.data_store().list_keys("kvio-dlio-asks-first/"))
+        return True
+
+    def get_namespace(self) -> Any:
+        """Give the name of the namespace."""
+        return self.namespace.name
+
+    def create_node(self, id: object, exist_ok: bool = False) -> bool:  # noqa: A002, FBT001
+        """Folders need no making."""
+        del id, exist_ok
+        return True
+
+    def get_node(self, id: object = "") -> Any:  # noqa: A002
+        """Tell whether a name is a block, the folder of some, or nothing."""
+        key = key_of(id)
+        if blocks.data_store().contains(key):
+            return MetadataType.FILE
+        below = blocks.data_store().list_keys(f"{key}/")
+        return MetadataType.DIRECTORY if any(True for _ in below) else None
+
+    def walk_node(self, id: str, use_pattern: bool = False) -> list[str]:  # noqa: A002, FBT001
+        """List the names in a folder; of ``D/*/*.npz`` and ``D/*.npz``, the paths."""
+        if not use_pattern:
+            return self._names_in(key_of(id))
+        folder, _, rest = id.partition("/*")
+        depth, extension = rest.count("/") + 1, id.rpartition(".")[2]
+        prefix = f"{key_of(folder)}/"
+        return [
+            path_of(key)
+            for key in blocks.data_store().list_keys(prefix)
+            if key.count("/") - prefix.count("/") == depth - 1 and key.endswith(f".{extension}")
+        ]
+
+    def delete_node(self, id: object) -> bool:  # noqa: A002
+        """Remove a block, or all in a folder.
+
+        Raises:
+            KvioError: one of them could not be removed.
+        """
+        store, key = blocks.data_store(), key_of(id)
+        own = [key] if store.contains(key) else []
+        for result in store.delete_blocks([*own, *store.list_keys(f"{key}/")]):
+            if result.error is not None and result.status is not BlockStatus.MISSING:
+                raise result.error
+        return True
+
+    def put_data(
+        self,
+        id: object,  # noqa: A002
+        data: Any,
+        offset: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        """Store bytes, a buffer, or what has one (`io.BytesIO`), as versions of DLIO differ."""
+        del offset, length
+        if isinstance(data, str):
+            data = data.encode()
+        view = data.getbuffer() if hasattr(data, "getbuffer") else memoryview(data)
+        blocks.write_sample(key_of(id), view)
+
+    def get_data(
+        self,
+        id: object,  # noqa: A002
+        data: Any = None,
+        offset: int | None = None,
+        length: int | None = None,
+    ) -> memoryview:
+        """Read a block, or a range of it."""
+        del data
+        return blocks.read_sample(key_of(id), offset=offset or 0, nbytes=length)
+
+    def isfile(self, id: object) -> bool:  # noqa: A002
+        """Tell whether a block has this name."""
+        return blocks.data_store().contains(key_of(id))
+
+    def file_exists(self, id: object) -> bool:  # noqa: A002
+        """Tell whether a block has this name."""
+        return self.isfile(id)
+
+    def islocalfs(self) -> bool:
+        """Say that names are no paths to open."""
+        return False
+
+    def _names_in(self, folder: str) -> list[str]:
+        prefix = f"{folder}/"
+        keys = blocks.data_store().list_keys(prefix)
+        return list(dict.fromkeys(key[len(prefix) :].partition("/")[0] for key in keys))

@@ -1,0 +1,117 @@
+"""Blocks to arrays: exact, never a pickle, and named when they are damaged."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvio
+from kvio.connectors.dlio import decoding
+
+ARRAY = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+
+
+def _npz(**arrays: Any) -> memoryview:
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return memoryview(out.getvalue())
+
+
+def _npy(array: Any) -> memoryview:
+    out = io.BytesIO()
+    np.save(out, array)
+    return memoryview(out.getvalue())
+
+
+@pytest.mark.parametrize("name", ["npz", "npy"])
+def test_numpy_files_decode_to_what_was_saved(name: str) -> None:
+    """Sample i is the i-th of the last axis, as DLIO's readers have it."""
+    block = _npz(x=ARRAY, y=[0]) if name == "npz" else _npy(ARRAY)
+    array = decoding.decode(name, block, key="a")
+
+    assert np.array_equal(array, ARRAY)
+    assert np.array_equal(decoding.sample(name, array, 3), ARRAY[:, :, 3])
+
+
+def test_a_compressed_file_decodes_too() -> None:
+    """``compression: zip`` is a choice of the workload."""
+    out = io.BytesIO()
+    np.savez_compressed(out, x=ARRAY)
+
+    assert np.array_equal(decoding.decode("npz", out.getbuffer(), key="a"), ARRAY)
+
+
+@pytest.mark.parametrize("name", ["npz", "npy"])
+def test_a_pickle_is_never_loaded(name: str) -> None:
+    """An object array would run what its author likes."""
+    objects = np.array([{}], dtype=object)
+    block = _npz(x=objects) if name == "npz" else _npy(objects)
+
+    with pytest.raises(kvio.CorruptBlockError, match="allow_pickle"):
+        decoding.decode(name, block, key="a/b")
+
+
+@pytest.mark.parametrize("name", ["npz", "npy"])
+@pytest.mark.parametrize("kept", [0, 3, 60, 150])
+def test_a_short_block_is_named(name: str, kept: int) -> None:
+    """A truncated sample says which it is, and its format."""
+    block = _npz(x=ARRAY) if name == "npz" else _npy(ARRAY)
+
+    with pytest.raises(kvio.CorruptBlockError, match=rf"'a/b' is no {name} sample") as caught:
+        decoding.decode(name, block[:kept], key="a/b")
+    assert caught.value.key == "a/b"
+
+
+def test_a_flipped_bit_is_found() -> None:
+    """The checksum inside an .npz file is checked."""
+    damaged = bytearray(_npz(x=ARRAY))
+    damaged[damaged.index(bytes(ARRAY)) + 5] ^= 1
+
+    with pytest.raises(kvio.CorruptBlockError, match="CRC"):
+        decoding.decode("npz", memoryview(damaged), key="a")
+
+
+@given(place=st.integers(0, len(_npz(x=ARRAY)) - 1), bit=st.integers(0, 7))
+def test_a_flipped_bit_anywhere_changes_no_sample_unsaid(place: int, bit: int) -> None:
+    """Whichever bit of a block is wrong: the array is right, or the block is named."""
+    damaged = bytearray(_npz(x=ARRAY))
+    damaged[place] ^= 1 << bit
+
+    try:
+        found = decoding.decode("npz", memoryview(damaged), key="a/b")
+    except kvio.CorruptBlockError as exc:
+        said = exc.key
+    else:
+        said = "a/b" if np.array_equal(found, ARRAY) else None
+    assert said == "a/b"
+
+
+def test_a_file_without_the_array_is_damaged() -> None:
+    """DLIO's samples are under ``x``."""
+    with pytest.raises(kvio.CorruptBlockError):
+        decoding.decode("npz", _npz(z=ARRAY), key="a")
+
+
+@pytest.mark.parametrize("name", ["jpeg", "png"])
+def test_images_decode_to_pixels(name: str) -> None:
+    """And what is no image is named."""
+    pillow = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    out = io.BytesIO()
+    pillow.fromarray(ARRAY[0]).save(out, format=name)
+
+    assert decoding.decode(name, out.getbuffer(), key="a").shape == (3, 4)
+    with pytest.raises(kvio.CorruptBlockError, match="'a'"):
+        decoding.decode(name, memoryview(b"not an image"), key="a")
+    with pytest.raises(kvio.CorruptBlockError, match="'a'"):
+        decoding.decode(name, out.getbuffer()[: out.tell() // 2], key="a")
+
+
+def test_a_format_that_is_not_read_is_refused_by_name() -> None:
+    """With the formats that are."""
+    with pytest.raises(kvio.UnsupportedError, match=r"npz.*not tfrecord"):
+        decoding.check_format("tfrecord")
