@@ -32,7 +32,7 @@ def test_a_rereader_gives_each_block_whole_whatever_came_before(store: Path) -> 
 
     for number, nbytes in enumerate(sizes):
         assert bytes(reader.read(f"a{number}")) == bytes([number + 1]) * nbytes
-    assert counts.total() == counts.Counts(reads=len(sizes), bytes_read=sum(sizes))
+    assert counts.total() == counts.Counts(reads=counts.Moved(len(sizes), sum(sizes)))
 
 
 def test_a_block_that_is_not_there_is_named_and_not_counted(store: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_block_that_is_not_there_is_named_and_not_counted(store: Path) -> None
         with pytest.raises(kvio.BlockNotFoundError, match="nowhere"):
             reader.read("nowhere")
         reader.read("a")
-    assert counts.total().reads == 2
+    assert counts.total().reads.blocks == 2
 
 
 def test_checkpoints_share_the_store_of_the_samples_unless_they_have_one(

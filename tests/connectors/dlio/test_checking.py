@@ -55,7 +55,11 @@ def _check(*ranks: Sequence[int], kvios_loader: bool = True) -> None:
         "checkpoint_mechanism_class": NumpyCheckpointing,
     }
     found = [
-        counts.Counts(writes=writes, reads=reads, checkpoint_writes=saved)
+        counts.Counts(
+            writes=counts.Moved(writes),
+            reads=counts.Moved(reads),
+            checkpoint_writes=counts.Moved(saved),
+        )
         for writes, reads, saved in ranks
     ]
     checking.check_counts(SimpleNamespace(**_RUN, **classes), found, versions.PYPI)

@@ -49,7 +49,7 @@ def test_every_kind_of_data_is_put_and_got(dlio: Path, store: Path) -> None:
             storage.put_data(f'data/{name}', data)
             assert storage.get_data(f'/data/{name}', None) == b'0123'
             assert storage.get_data(f'data/{name}', None, 1, 2) == b'12'
-        assert counts.total().writes == 6 and counts.total().reads == 12
+        assert counts.total().writes.blocks == 6 and counts.total().reads.blocks == 12
         """,
     )
     assert files_below(store) == {f"data/{name}": b"0123" for name in "abcdef"}
@@ -87,9 +87,9 @@ def test_generators_that_put_are_left_alone_and_others_staged(dlio: Path, store:
         store,
         """
         GeneratorFactory.get_generator(FormatType.NPZ).generate()
-        assert counts.total().writes == 2
+        assert counts.total().writes.blocks == 2
         GeneratorFactory.get_generator(FormatType.INDEXED_BINARY).generate()
-        assert counts.total().writes == 4
+        assert counts.total().writes.blocks == 4
         """,
     )
     assert files_below(store) == {"data/a": b"data/a", "data/b": b"data/b"}
@@ -148,7 +148,8 @@ def test_a_checkpoint_without_torch_comes_back_as_it_was_saved(dlio: Path, store
         one.load_state('model-1-2-0', found)
         assert numpy.array_equal(found['a'], state['a']) and found['a'].dtype == 'i1'
         assert numpy.array_equal(found['g']['b'], state['g']['b']) and found['g']['b'].dtype == 'f4'
-        assert (counts.total().checkpoint_writes, counts.total().checkpoint_reads) == (1, 1)
+        found = counts.total()
+        assert (found.checkpoint_writes.blocks, found.checkpoint_reads.blocks) == (1, 1)
         """,
     )
     assert list(files_below(store)) == ["ck/model-1-2-0.npz"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -98,13 +99,13 @@ def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("counting")
 def test_counts_of_a_worker_that_was_killed_are_kept() -> None:
     """A forked worker counts into its rank's counts, and SIGKILL takes none of them away."""
-    counts.add("reads", "bytes_read", 5)
+    counts.add("reads", 5, begun_ns=time.time_ns())
     if (pid := os.fork()) == 0:
-        counts.add("reads", "bytes_read", 7)
+        counts.add("reads", 7, begun_ns=time.time_ns())
         os.kill(os.getpid(), 9)
     os.waitpid(pid, 0)
 
-    assert counts.total() == counts.Counts(reads=2, bytes_read=12)
+    assert counts.total() == counts.Counts(reads=counts.Moved(2, 12))
 
 
 @pytest.mark.usefixtures("counting")
@@ -127,3 +128,21 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
 
     assert not left.exists()
     assert {str(path) for path in tmp_path.iterdir()} == {first, second, str(other)}
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_window_is_from_the_first_start_to_the_last_end() -> None:
+    """Of several processes too: the window of a phase begins with the earliest and ends last."""
+    begun = time.time_ns()
+    counts.add("reads", 5, begun_ns=begun + 10)
+    if (pid := os.fork()) == 0:
+        counts.add("reads", 7, begun_ns=begun)
+        os.kill(os.getpid(), 9)
+    os.waitpid(pid, 0)
+    counts.add("reads", 1, begun_ns=begun + 20)
+
+    window = counts.total().reads.window_ns
+    assert window is not None
+    assert window[0] == begun and begun < window[1] <= time.time_ns()
+    assert counts.total().reads.seconds == (window[1] - window[0]) / 1e9
+    assert counts.total().writes == counts.Moved() and counts.total().writes.seconds == 0

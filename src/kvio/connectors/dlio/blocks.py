@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -57,14 +58,16 @@ def _open(url: str, options: tuple[tuple[str, Any], ...]) -> kvio.Store:
 
 def write_sample(key: str, data: Any) -> None:
     """Store a sample; one of the same name is replaced, as a file would be."""
-    receipt = data_store().write_block(key, data, if_exists="replace")
-    counts.add("writes", "bytes_written", receipt.nbytes)
+    store, begun_ns = data_store(), time.time_ns()
+    receipt = store.write_block(key, data, if_exists="replace")
+    counts.add("writes", receipt.nbytes, begun_ns=begun_ns)
 
 
 def read_sample(key: str, *, offset: int = 0, nbytes: int | None = None) -> memoryview:
     """Read a sample, or a range of it."""
-    block = data_store().read_block(key, offset=offset, nbytes=nbytes)
-    counts.add("reads", "bytes_read", len(block))
+    store, begun_ns = data_store(), time.time_ns()
+    block = store.read_block(key, offset=offset, nbytes=nbytes)
+    counts.add("reads", len(block), begun_ns=begun_ns)
     return block
 
 
@@ -79,14 +82,14 @@ class Rereader:
 
     def read(self, key: str) -> memoryview:
         """Read a whole sample."""
-        store = data_store()
+        store, begun_ns = data_store(), time.time_ns()
         while True:
             try:
                 got = store.read_block_into(key, self._memory) if len(self._memory) else None
             except BlockSizeError:
                 got = None
             if got is not None:
-                counts.add("reads", "bytes_read", got)
+                counts.add("reads", got, begun_ns=begun_ns)
                 return self._memory[:got]
             nbytes = store.stat_block(key).nbytes
             self._memory = kvio.aligned_buffer(max(_SMALLEST, nbytes + nbytes // 8))
@@ -94,12 +97,14 @@ class Rereader:
 
 def write_checkpoint(key: str, data: Any) -> None:
     """Store one file of a checkpoint, as safe as its store was opened for."""
-    receipt = checkpoint_store().write_block(key, data, if_exists="replace")
-    counts.add("checkpoint_writes", "checkpoint_bytes_written", receipt.nbytes)
+    store, begun_ns = checkpoint_store(), time.time_ns()
+    receipt = store.write_block(key, data, if_exists="replace")
+    counts.add("checkpoint_writes", receipt.nbytes, begun_ns=begun_ns)
 
 
 def read_checkpoint(key: str) -> memoryview:
     """Read one file of a checkpoint."""
-    block = checkpoint_store().read_block(key)
-    counts.add("checkpoint_reads", "checkpoint_bytes_read", len(block))
+    store, begun_ns = checkpoint_store(), time.time_ns()
+    block = store.read_block(key)
+    counts.add("checkpoint_reads", len(block), begun_ns=begun_ns)
     return block

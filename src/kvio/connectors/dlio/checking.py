@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kvio.connectors.dlio.checkpoints import _Checkpointing
-from kvio.connectors.dlio.counts import Counts
+from kvio.connectors.dlio.counts import Counts, Moved
 from kvio.connectors.dlio.describing import checkpoints_of, workload_of
 from kvio.connectors.dlio.errors import PlanError
 from kvio.connectors.dlio.loader import KvioLoader
@@ -52,14 +52,18 @@ def check_options(args: Any) -> None:
 
 
 def report(found: Sequence[Counts]) -> None:
-    """Say what every rank wrote and read."""
+    """Say what every rank wrote and read, and from the first block to the last in what time."""
     for rank, one in enumerate(found):
-        logging.info(
-            f"[KVIO] rank {rank}: wrote {_blocks(one.writes, one.bytes_written)}, read "
-            f"{_blocks(one.reads, one.bytes_read)}; checkpoints: wrote "
-            f"{_blocks(one.checkpoint_writes, one.checkpoint_bytes_written)}, read "
-            f"{_blocks(one.checkpoint_reads, one.checkpoint_bytes_read)}"
-        )
+        logging.info(f"[KVIO] rank {rank}: {_told(one)}")
+    if len(found) > 1:
+        logging.info(f"[KVIO] all {len(found)} ranks: {_told(sum(found, Counts()))}")
+
+
+def _told(one: Counts) -> str:
+    return (
+        f"wrote {_blocks(one.writes)}, read {_blocks(one.reads)}; checkpoints: "
+        f"wrote {_blocks(one.checkpoint_writes)}, read {_blocks(one.checkpoint_reads)}"
+    )
 
 
 def check_counts(args: Any, found: Sequence[Counts], release: Release) -> None:
@@ -72,20 +76,20 @@ def check_counts(args: Any, found: Sequence[Counts], release: Release) -> None:
     """
     workload = workload_of(args)
     wrong = []
-    written = sum(one.writes for one in found)
+    written = sum(one.writes.blocks for one in found)
     if written != workload.writes():
         wrong.append(f"{written} samples were written of {workload.writes()}")
     exact = _is(args.data_loader_class, KvioLoader)
     for rank, one in enumerate(found):
         planned = workload.reads(rank)
-        if one.reads < planned or (exact and one.reads > planned):
-            wrong.append(f"rank {rank} read {one.reads} samples of {planned}")
+        reads = one.reads.blocks
+        if reads < planned or (exact and reads > planned):
+            wrong.append(f"rank {rank} read {reads} samples of {planned}")
         if release is PYPI and _is(args.checkpoint_mechanism_class, _Checkpointing):
             planned = checkpoints_of(args, workload, rank=rank).writes()
-            if one.checkpoint_writes != planned:
-                wrong.append(
-                    f"rank {rank} wrote {one.checkpoint_writes} checkpoint files of {planned}"
-                )
+            saved = one.checkpoint_writes.blocks
+            if saved != planned:
+                wrong.append(f"rank {rank} wrote {saved} checkpoint files of {planned}")
     if wrong:
         raise PlanError(f"not all of this run went through kvio: {'; '.join(wrong)}")
 
@@ -94,5 +98,6 @@ def _is(found: Any, kind: type[Any]) -> bool:
     return isinstance(found, type) and issubclass(found, kind)
 
 
-def _blocks(count: int, nbytes: int) -> str:
-    return f"{count} blocks ({nbytes / MiB:.1f} MiB)"
+def _blocks(moved: Moved) -> str:
+    window = f" in {moved.seconds:.3f} s" if moved.blocks else ""
+    return f"{moved.blocks} blocks ({moved.nbytes / MiB:.1f} MiB){window}"

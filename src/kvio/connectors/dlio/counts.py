@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import mmap
 import os
 import shutil
 import struct
 import tempfile
 import threading
-from dataclasses import dataclass, fields
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from kvio.connectors.dlio import scratch
@@ -18,30 +21,47 @@ from kvio.connectors.dlio import scratch
 VARIABLE: Final = "KVIO_DLIO_COUNTS"
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Blocks that went one way, their bytes, and when the first began and the last ended.
+
+    Attributes:
+        window_ns: both, by the clock of the system (`time.time_ns`), which hosts share.
+    """
+
+    blocks: int = 0
+    nbytes: int = 0
+    window_ns: tuple[int, int] | None = field(default=None, compare=False)
+
+    @property
+    def seconds(self) -> float:
+        """How long that took, with whatever else was done in between."""
+        begun, ended = self.window_ns or (0, 0)
+        return (ended - begun) / 1e9
+
+    def __add__(self, other: Moved) -> Moved:
+        windows = [one.window_ns for one in (self, other) if one.window_ns is not None]
+        begun, ended = zip(*windows, strict=True) if windows else ((), ())
+        window = (min(begun), max(ended)) if windows else None
+        return Moved(self.blocks + other.blocks, self.nbytes + other.nbytes, window)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What went through kvio: blocks and bytes, by phase and direction."""
+    """What went through kvio, by phase and direction."""
 
-    writes: int = 0
-    bytes_written: int = 0
-    reads: int = 0
-    bytes_read: int = 0
-    checkpoint_writes: int = 0
-    checkpoint_bytes_written: int = 0
-    checkpoint_reads: int = 0
-    checkpoint_bytes_read: int = 0
+    writes: Moved = Moved()
+    reads: Moved = Moved()
+    checkpoint_writes: Moved = Moved()
+    checkpoint_reads: Moved = Moved()
 
     def __add__(self, other: Counts) -> Counts:
-        pairs = zip(_values(self), _values(other), strict=True)
-        return Counts(**dict(zip(_NAMES, map(sum, pairs), strict=True)))
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})
 
 
 _NAMES: Final = tuple(one.name for one in fields(Counts))
-_RECORD: Final = struct.Struct(f"={len(_NAMES)}Q")
-
-
-def _values(counts: Counts) -> tuple[int, ...]:
-    return tuple(getattr(counts, name) for name in _NAMES)
+#: Of every name: blocks, bytes, and when the first began and the last ended.
+_RECORD: Final = struct.Struct(f"={4 * len(_NAMES)}Q")
 
 
 class Tally:
@@ -50,7 +70,7 @@ class Tally:
     def __init__(self, directory: str) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
-        self._now = dict.fromkeys(_NAMES, 0)
+        self._now = {name: [0, 0, 0, 0] for name in _NAMES}
         fd, _ = tempfile.mkstemp(prefix=f"{self.pid}-", dir=directory)
         try:
             os.ftruncate(fd, _RECORD.size)
@@ -58,12 +78,13 @@ class Tally:
         finally:
             os.close(fd)
 
-    def add(self, blocks: str, nbytes_name: str, nbytes: int) -> None:
-        """Count one block and its bytes."""
+    def add(self, name: str, nbytes: int, *, begun_ns: int) -> None:
+        """Count one block that ends now."""
         with self._lock:
-            self._now[blocks] += 1
-            self._now[nbytes_name] += nbytes
-            _RECORD.pack_into(self._memory, 0, *self._now.values())
+            blocks, before, begun, _ = self._now[name]
+            first = min(begun, begun_ns) if blocks else begun_ns
+            self._now[name] = [blocks + 1, before + nbytes, first, time.time_ns()]
+            _RECORD.pack_into(self._memory, 0, *itertools.chain(*self._now.values()))
 
 
 _tally: Tally | None = None
@@ -84,8 +105,8 @@ def _end(directory: str, pid: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def add(blocks: str, nbytes_name: str, nbytes: int) -> None:
-    """Count one block of this process."""
+def add(name: str, nbytes: int, *, begun_ns: int) -> None:
+    """Count one block of this process, of a name as in `Counts`, that ends now."""
     global _tally
     tally = _tally
     if tally is None or tally.pid != os.getpid():
@@ -94,7 +115,7 @@ def add(blocks: str, nbytes_name: str, nbytes: int) -> None:
                 begin()
                 _tally = Tally(os.environ[VARIABLE])
             tally = _tally
-    tally.add(blocks, nbytes_name, nbytes)
+    tally.add(name, nbytes, begun_ns=begun_ns)
 
 
 def total() -> Counts:
@@ -107,5 +128,15 @@ def total() -> Counts:
         with open(os.path.join(directory, name), "rb") as file:
             record = file.read()
         if len(record) == _RECORD.size:
-            found += Counts(**dict(zip(_NAMES, _RECORD.unpack(record), strict=True)))
+            found += _counts_of(_RECORD.unpack(record))
     return found
+
+
+def _counts_of(numbers: Sequence[int]) -> Counts:
+    each = zip(*[iter(numbers)] * 4, strict=True)
+    return Counts(
+        **{
+            name: Moved(blocks, nbytes, (begun, ended) if blocks else None)
+            for name, (blocks, nbytes, begun, ended) in zip(_NAMES, each, strict=True)
+        }
+    )

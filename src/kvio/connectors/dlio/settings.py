@@ -28,6 +28,7 @@ class Settings:
         checkpoint: the URL of the store of checkpoints; None: that of the samples.
         options: more options of the store of samples, as in its URL.
         staging_dir: where generators that write files themselves do so; None: shared memory.
+        write_threads: how many generated files a rank stores at a time.
         decode: whether readers make arrays of what they read, as DLIO's own do.
     """
 
@@ -35,6 +36,7 @@ class Settings:
     checkpoint: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     staging_dir: str | None = None
+    write_threads: int = 2
     decode: bool = True
 
     def __post_init__(self) -> None:
@@ -44,6 +46,9 @@ class Settings:
                 raise ConfigError(f"DLIO on kvio: {name!r} must be text, not {value!r}")
         if not isinstance(self.options, Mapping):
             raise ConfigError(f"DLIO on kvio: 'options' must be a mapping, not {self.options!r}")
+        threads = self.write_threads
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+            raise ConfigError(f"DLIO on kvio: 'write_threads' must be at least 1, not {threads!r}")
         if not isinstance(self.decode, bool):
             raise ConfigError(f"DLIO on kvio: 'decode' must be true or false, not {self.decode!r}")
 

@@ -6,40 +6,47 @@ import mmap
 import os
 import shutil
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, Final
+from io import FileIO
+from typing import Any
 
 from kvio.connectors.dlio import blocks, scratch
 from kvio.connectors.dlio.names import key_of
 from kvio.connectors.dlio.storage import KvioStorage
 from kvio.errors import ConfigError, UnsupportedError
 
-#: Files whose storing may be under way while the next is generated: they are in memory.
-_AT_A_TIME: Final = 2
-
 
 class StagingStorage(KvioStorage):
     """Names a file to write where a key is asked for, and stores it when the next one is.
 
     A generator asks for a name when it is done with the file before, and makes the next file while
-    this one is stored.
+    as many as `Settings.write_threads` are stored.
     """
 
     def __init__(self, namespace: str, framework: object = None) -> None:
         super().__init__(namespace, framework)
-        parent = blocks.settings().staging_parent()
+        settings = blocks.settings()
+        parent = settings.staging_parent()
         try:
             self._directory = scratch.make("staging", parent=parent)
         except OSError as exc:
             raise ConfigError(f"no staging directory can be made in {parent!r}: {exc}") from exc
+        self._folder = self._directory
+        self._folders = {self._directory}
         self._storing: deque[Future[None]] = deque()
-        self._pool = ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="kvio-dlio-staging")
+        self._at_a_time = settings.write_threads
+        self._pool = ThreadPoolExecutor(self._at_a_time, thread_name_prefix="kvio-dlio-staging")
 
     def get_uri(self, id: object) -> str:  # noqa: A002  # DLIO's name
         """Begin to store what is staged, and give the path of a file to write."""
-        self._commit(under_way=_AT_A_TIME)
+        self._store_all(self._folder, sorted(os.listdir(self._folder)))
+        self._wait(under_way=self._at_a_time)
         path = os.path.join(self._directory, key_of(id))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._folder = os.path.dirname(path)
+        if self._folder not in self._folders:
+            os.makedirs(self._folder, exist_ok=True)
+            self._folders.add(self._folder)
         return path
 
     def islocalfs(self) -> bool:
@@ -52,26 +59,31 @@ class StagingStorage(KvioStorage):
         Raises:
             StorageError: with the name of the first block that could not be stored.
         """
-        self._commit(under_way=0)
+        for folder, _, names in os.walk(self._directory):
+            self._store_all(folder, sorted(names))
+        self._wait(under_way=0)
 
     def discard(self) -> None:
         """Remove the directory and whatever it holds."""
         self._pool.shutdown(cancel_futures=True)
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _commit(self, *, under_way: int) -> None:
-        for directory, _, names in os.walk(self._directory):
-            for name in sorted(names):
-                path = os.path.join(directory, name)
-                key = os.path.relpath(path, self._directory)
-                held = open(path, "rb")  # noqa: SIM115  # `_store` closes it
-                os.unlink(path)
-                self._storing.append(self._pool.submit(_store, held, key))
+    def _store_all(self, folder: str, names: Sequence[str]) -> None:
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.path.isdir(path):
+                continue
+            held = open(path, "rb", buffering=0)  # noqa: SIM115  # `_store` closes it
+            os.unlink(path)
+            key = path.removeprefix(f"{self._directory}/")
+            self._storing.append(self._pool.submit(_store, held, key))
+
+    def _wait(self, *, under_way: int) -> None:
         while len(self._storing) > under_way:
             self._storing.popleft().result()
 
 
-def _store(file: BinaryIO, key: str) -> None:
+def _store(file: FileIO, key: str) -> None:
     with file:
         if os.fstat(file.fileno()).st_size == 0:
             blocks.write_sample(key, b"")
