@@ -12,6 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from .faults.reporting import pytest_terminal_summary as pytest_terminal_summary
 from .media import IN_MEMORY, filesystem_of
 
 #: A third party's distribution with tests of its own; tests/test_registry.py installs it.

@@ -1,0 +1,78 @@
+"""The line of totals says what was counted, and what was left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.faults import reporting, totals
+
+
+def test_counts_of_tests_are_added_and_told_in_one_line() -> None:
+    """Zero is told where it is a verdict; pairs are told as n of m; reasons are counted."""
+    total = totals.summed(
+        [
+            {"states": 1200, "receipts": 30, "lost": 0, "torn": 0},
+            {"states": 34, "mutants": 5, "caught": 4},
+        ]
+    )
+
+    assert totals.line(total, {"no loop devices": 2, "no UML": 1}) == (
+        "1,234 states, 30 receipts: lost 0, torn 0; mutants caught 4/5; "
+        "skipped 3: no loop devices (2); no UML (1)"
+    )
+
+
+def test_what_has_no_name_is_not_counted() -> None:
+    """A misspelt counter would vanish from the line."""
+    with pytest.raises(AssertionError, match="statez"):
+        totals.Tally().add(statez=1)
+
+
+def test_totals_are_written_as_json(tmp_path: Path) -> None:
+    """The results file has totals, skips and what else is told."""
+    path = tmp_path / "deep" / "faults.json"
+
+    totals.write(path, {"cuts": 3}, {}, kernel="6.1")
+
+    assert json.loads(path.read_text()) == {"kernel": "6.1", "totals": {"cuts": 3}, "skipped": {}}
+
+
+def test_a_run_of_pytest_ends_with_the_line(tmp_path: Path) -> None:
+    """Counts of tests in several workers come together; the line names the skips."""
+    (tmp_path / "test_some.py").write_text(
+        textwrap.dedent(
+            """
+            import pytest
+            from tests.faults.conftest import tally
+
+            def test_one(tally):
+                tally.add(cuts=3, lost=0)
+
+            def test_two(tally):
+                tally.add(cuts=4, kills=2)
+
+            def test_three(tally):
+                pytest.skip("no such medium")
+            """
+        )
+    )
+    results = tmp_path / "faults.json"
+    arguments = ("-p", "tests.faults.reporting", "-c", os.devnull, "-n", "2", str(tmp_path))
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        env={**os.environ, reporting.VARIABLE: str(results)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert "faults: 7 cuts, 2 kills: lost 0; skipped 1: no such medium (1)" in run.stdout
+    assert json.loads(results.read_text())["totals"] == {"cuts": 7, "kills": 2, "lost": 0}

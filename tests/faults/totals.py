@@ -1,0 +1,69 @@
+"""What a campaign did, in numbers: counted by tests, summed over processes, told in one line."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+#: The property of a test's report that holds its counts.
+PROPERTY: Final = "faults"
+#: What is counted, in the order of the line; the others belong to `_PAIRS`.
+NAMES: Final = (
+    *("sites", "faults", "states", "shutdowns", "cuts", "kills", "receipts"),
+    *("lost", "torn", "flips", "detected", "requests", "fuzzed", "mutants", "caught"),
+)
+_PAIRS: Final = (("caught", "mutants", "mutants caught"), ("detected", "flips", "rot detected"))
+_VERDICTS: Final = ("lost", "torn")
+
+
+class Tally:
+    """The counts of one test."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def add(self, **counts: int) -> None:
+        """Count, by the names of `NAMES`; a verdict of zero is a count too."""
+        unknown = sorted(set(counts) - set(NAMES))
+        assert not unknown, f"not counted: {unknown}"
+        for name, number in counts.items():
+            self.counts[name] += number
+
+
+def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Add counts of many tests."""
+    total: Counter[str] = Counter()
+    for one in counts:
+        for name, number in one.items():
+            total[name] += number
+    return {name: total[name] for name in NAMES if name in total}
+
+
+def line(total: Mapping[str, int], skipped: Mapping[str, int]) -> str:
+    """Tell a campaign in one line."""
+    paired = {name for one in _PAIRS for name in one[:2]}
+    plain = [
+        f"{total[name]:,} {name}"
+        for name in NAMES
+        if name in total and name not in paired and name not in _VERDICTS
+    ]
+    verdicts = [f"{name} {total[name]:,}" for name in _VERDICTS if name in total]
+    pairs = [
+        f"{title} {total.get(first, 0):,}/{total[second]:,}"
+        for first, second, title in _PAIRS
+        if second in total
+    ]
+    reasons = "; ".join(f"{reason} ({count})" for reason, count in skipped.items())
+    gone = f"skipped {sum(skipped.values())}" + (f": {reasons}" if reasons else "")
+    told = ", ".join(plain) + (f": {', '.join(verdicts)}" if verdicts else "")
+    return "; ".join([told, *pairs, gone])
+
+
+def write(path: Path, total: Mapping[str, int], skipped: Mapping[str, int], **more: object) -> None:
+    """Write a campaign down as JSON."""
+    record = {**more, "totals": dict(total), "skipped": dict(skipped)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
