@@ -8,12 +8,17 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import nox
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # nox runs this file from elsewhere
+
+from tools.interpreters import interpreters, order
+from tools.kernels import debian_kernel
+from tools.sanitizers import analyse, sanitizer_libraries
 
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -102,7 +107,7 @@ def native(session: nox.Session) -> None:
         run = [*shlex.split(compiler), *flags, str(test), *sources]
         session.run(*run, external=True)
         session.run(program, external=True)
-    analyse(session, compiler, sources, scratch)
+    analyse(session, compiler, sources, include=include, scratch=scratch)
     install_sanitized(session, compiler, scratch)
     run_sanitized(session, compiler, scratch)
 
@@ -136,23 +141,6 @@ def run_sanitized(session: nox.Session, compiler: str, scratch: Path) -> None:
         session.error(f"{len(found)} sanitizer reports")
 
 
-def analyse(session: nox.Session, compiler: str, sources: list[str], scratch: Path) -> None:
-    """Report what gcc -fanalyzer thinks; its opinions fail nothing."""
-    flags = ("-fanalyzer", "-std=gnu11", "-O1", f"-I{NATIVE}", "-c", "-o", os.devnull)
-    reports = []
-    for source in sources:
-        command = [*shlex.split(compiler), *flags, source]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-        if run.returncode:
-            session.warn(f"SKIPPED: no report of -fanalyzer; {compiler} cannot do it")
-            return
-        reports.append(run.stderr)
-    found = "".join(reports)
-    (scratch / "analyzer.txt").write_text(found)
-    remarks = found.count("[-Wanalyzer")
-    session.log(f"-fanalyzer: {remarks} remarks, to read in {scratch}/analyzer.txt")
-
-
 def install_sanitized(session: nox.Session, compiler: str, scratch: Path) -> None:
     """Install kvio with a sanitized C core from a copy, so that the tree keeps its own build."""
     copy = scratch / "tree"
@@ -162,17 +150,6 @@ def install_sanitized(session: nox.Session, compiler: str, scratch: Path) -> Non
         shutil.copy(name, copy)
     flags = {"CC": compiler, "CFLAGS": " ".join(SANITIZERS), "LDFLAGS": SANITIZERS[0]}
     session.install(f"{copy}[cli]", *group("test"), env=flags)
-
-
-def sanitizer_libraries(compiler: str) -> dict[str, str]:
-    """Give the environment in which an ordinary Python loads a sanitized extension."""
-    libraries = []
-    for name in ("libasan.so", "libubsan.so"):
-        command = [*shlex.split(compiler), f"-print-file-name={name}"]
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        if os.path.isabs(found):
-            libraries.append(os.path.realpath(found))
-    return {"LD_PRELOAD": " ".join(libraries)} if len(libraries) == 2 else {}
 
 
 @nox.session
@@ -202,7 +179,7 @@ def wheel(session: nox.Session) -> None:
     built = {"KVIO_DIST": str(scratch / "dist")}
     session.run("python", "-m", "pytest", "--noconftest", "tests/test_wheel.py", env=built)
     [wheel_file] = (scratch / "dist").glob("*.whl")
-    found = interpreters()
+    found = interpreters(nox.project.python_versions(PYPROJECT))
     for version in dict.fromkeys((min(found, key=order), max(found, key=order))):
         use_wheel(session, wheel_file, found[version], scratch)
 
@@ -216,39 +193,6 @@ def use_wheel(session: nox.Session, wheel_file: Path, python: str, scratch: Path
     install = ("-m", "pip", "install", "-q", "--only-binary", ":all:", str(wheel_file))
     session.run(inside, *install, external=True, env=bare)
     session.run(inside, "-I", "tests/wheel_smoke.py", external=True, env=bare)
-
-
-def interpreters() -> dict[str, str]:
-    """Find the supported Pythons that this machine has and that can make environments."""
-    found = {}
-    for version in (*nox.project.python_versions(PYPROJECT), current()):
-        pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
-        on_path = shutil.which(f"python{version}")
-        own = [sys.executable] if version == current() else []
-        for candidate in (*([on_path] if on_path else []), *map(str, pyenv), *own):
-            if version not in found and is_python(candidate, version):
-                found[version] = candidate
-    return found
-
-
-def current() -> str:
-    """Name the running Python as 3.11."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-def order(version: str) -> tuple[int, ...]:
-    """Sort 3.9 before 3.11."""
-    return tuple(map(int, version.split(".")))
-
-
-def is_python(path: str, version: str) -> bool:
-    """Tell a working Python of this version, with venv and pip, from a shim or a torso."""
-    code = "import ensurepip, venv, sys; print('%d.%d' % sys.version_info[:2])"
-    try:
-        run = subprocess.run([path, "-c", code], capture_output=True, text=True, check=False)
-    except OSError:
-        return False
-    return run.stdout.strip() == version
 
 
 @nox.session(default=False)
@@ -373,23 +317,18 @@ def numa(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", *(session.posargs or ["tests/numa"]), env=env)
 
 
-def debian_kernel(session: nox.Session) -> str | None:
-    """Download Debian's newest kernel for clouds and unpack it; None, with a warning, elsewhere."""
-    scratch = Path(session.create_tmp()).resolve() / "kernel"
-    scratch.mkdir(exist_ok=True)
-    try:
-        if not any(scratch.glob("boot/vmlinuz-*")):
-            depends = ("apt-cache", "depends", "--important", "linux-image-cloud-amd64")
-            said = subprocess.run(depends, capture_output=True, text=True, check=True).stdout
-            package = said.split()[-1]
-            subprocess.run(["apt-get", "download", "-qq", package], cwd=scratch, check=True)
-            [archive] = scratch.glob(f"{package}_*.deb")
-            subprocess.run(["dpkg-deb", "-x", archive, scratch], check=True)
-            archive.unlink()
-        return str(max(scratch.glob("boot/vmlinuz-*")))
-    except (OSError, ValueError, subprocess.CalledProcessError) as exc:
-        session.warn(f"SKIPPED: no kernel for the guest (linux-image-cloud-amd64): {exc}")
-        return None
+@nox.session(default=False)
+def faults(session: nox.Session) -> None:
+    """Run the whole campaign of faults (an hour; as root): power cuts, kills, rot, S3, security.
+
+    Ends in a line of totals, also in results/faults.json. Debian packages for all of it: fuse3,
+    libfuse3-dev, pkg-config, xfsprogs, btrfs-progs, strace, user-mode-linux.
+    """
+    install(session, "test", "s3", extras="[cli]")
+    session.run("python", "-m", "tests.s3.servers")
+    env = {"KVIO_FAULTS": "full", "KVIO_FAULTS_RESULTS": str(Path("results/faults.json").resolve())}
+    arguments = session.posargs or [*PARALLEL, "--timeout", "3600", "tests/faults"]
+    session.run("python", "-m", "pytest", *arguments, env=env)
 
 
 @nox.session(default=False)
