@@ -9,7 +9,7 @@ import pytest
 
 import kvio
 from kvio.url import OptionValue
-from tests.posix import children, faultlab
+from tests.posix import children, faultlab, mounts
 from tests.posix.children import (
     NO_DIRECT,
     NO_EMPTY_PATH,
@@ -193,3 +193,24 @@ def test_without_proc_nobodys_temporaries_are_swept_early(root: Path) -> None:
             assert store.sweep() == [str(temporary)]
 
     children.in_child(work)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+def test_durable_blocks_are_not_synced_without_a_name_where_that_keeps_nothing(
+    tmp_path: Path, kind: str
+) -> None:
+    """Before Linux 6.16 btrfs logs nothing of a file that is synced while it has no name."""
+    durable: dict[str, OptionValue] = {"durability": "durable", "layout": "plain"}
+    with mounts.loop_filesystem(kind, tmp_path) as root:
+        with kvio.open_store("posix-tmpfile", root=root) as store:
+            assert store.capabilities.publish == EMPTY_PATH
+        with kvio.open_store("posix-tmpfile", root=root, options=durable) as store:
+            assert store.capabilities.publish == (NAMED if kind == "btrfs" else EMPTY_PATH)
+            assert store.write_block("a", b"bytes").level is kvio.Level.DURABLE
+            said = "".join(store.capabilities.notes)
+            assert ("may come out empty on btrfs" in said) is (kind == "btrfs")
+        if kind == "btrfs":
+            options = {**durable, "publish": "tmpfile"}
+            with pytest.raises(kvio.UnsupportedError, match=r"before it has a name.*leave publish"):
+                kvio.open_store("posix-tmpfile", root=root, options=options)

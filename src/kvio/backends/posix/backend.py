@@ -126,9 +126,18 @@ class PosixBackend(Backend):
             raise UnsupportedError(f"{self.name} on {options.root!r}: {medium.notes[0]}")
         if options.publish == "tmpfile" and not medium.tmpfile:
             raise UnsupportedError(f"publish='tmpfile' on {options.root!r}: no usable O_TMPFILE")
+        durable_tmpfile = (options.publish, options.durability) == ("tmpfile", "durable")
+        if durable_tmpfile and not medium.tmpfile_durable:
+            raise UnsupportedError(
+                f"publish='tmpfile' with durability='durable' on {options.root!r}: a file that is "
+                f"synced before it has a name may come out empty on {medium.name}; leave publish "
+                "to kvio"
+            )
 
     def _first_publish_form(self, medium: Medium) -> int:
-        if self.options.publish == "rename" or not medium.tmpfile:
+        durable = self.options.durability == "durable"
+        usable = medium.tmpfile_durable if durable else medium.tmpfile
+        if self.options.publish == "rename" or not usable:
             return int(lib.KVIO_PUBLISH_NAMED)
         if medium.probe["link_empty_path"] == 0:
             return int(lib.KVIO_PUBLISH_EMPTY_PATH)
