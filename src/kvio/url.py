@@ -91,21 +91,22 @@ def parse_url(text: str) -> StoreURL:
     scheme, separator, rest = text.partition("://")
     if not scheme or not scheme.replace("+", "").replace("-", "").isalnum():
         raise ConfigError(
-            f"not a store URL: {text!r:.80} (expected backend://path, for example "
+            f"not a store URL: {_shown(text)} (expected backend://path, for example "
             "'hybrid:///mnt/kv')"
         )
     if not separator:
         return StoreURL(scheme)
     if not text.isprintable():
-        raise ConfigError(f"control characters in a store URL: write %0A, … in {text!r:.80}")
+        raise ConfigError(f"control characters in a store URL: write %0A, … in {_shown(text)}")
     try:
         parts = urlsplit(f"//{rest}")
     except ValueError as exc:
-        raise ConfigError(f"not a store URL: {text!r:.80} ({exc})") from None
+        reason = "" if "@" in text else f" ({exc})"
+        raise ConfigError(f"not a store URL: {_shown(text)}{reason}") from None
     if "@" in parts.netloc:
         raise ConfigError("a store URL must not hold credentials")
     if parts.fragment:
-        raise ConfigError(f"a store URL has no fragment: write '#' as %23 in {text!r:.80}")
+        raise ConfigError(f"a store URL has no fragment: write '#' as %23 in {_shown(text)}")
     options: dict[str, OptionValue] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name in options:
@@ -114,6 +115,12 @@ def parse_url(text: str) -> StoreURL:
             raise ConfigError(f"a store URL must not hold credentials: {name} goes into options=")
         options[name] = value
     return StoreURL(scheme, parts.netloc, unquote(parts.path), options)
+
+
+def _shown(text: str) -> str:
+    """Quote what may be shown of a text that should have been a URL: nothing that is a secret."""
+    front, query, _ = text.partition("?")
+    return f"{front.rpartition('@')[2]!r:.80}" + ("?..." if query else "")
 
 
 def hide(name: str, value: OptionValue) -> OptionValue:
