@@ -108,7 +108,7 @@ LIBRARIES = {
     "boto3": {"backends.s3_boto3", "experiments.s3.libraries"},
     "botocore": {"backends.s3_boto3", "experiments.s3.libraries"},
     "minio": {"backends.s3_minio", "experiments.s3.libraries"},
-    "urllib3": {"backends.s3_minio", "experiments.s3.libraries"},
+    "urllib3": {"backends.s3_boto3", "backends.s3_minio", "experiments.s3.libraries"},
     "obstore": {"backends.s3_obstore", "experiments.peers", "experiments.s3.libraries"},
     "s3dlio": {"backends.s3_s3dlio", "experiments.s3.libraries"},
     "s3torchconnectorclient": {"backends.s3_torch", "experiments.s3.libraries"},

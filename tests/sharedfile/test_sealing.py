@@ -297,7 +297,7 @@ def test_a_failed_sync_of_the_directory_is_told(create: Create, real_disk: Path)
     assert raw.sealed(real_disk / "file").payload == DATA
 
 
-@pytest.mark.parametrize("site", ["write", "fdatasync", "truncate", "rename", "fsync_dir"])
+@pytest.mark.parametrize("site", ["write", "fdatasync", "truncate", "rename", "fsync_dir", "alive"])
 def test_the_error_of_a_seal_comes_out_of_the_block(real_disk: Path, site: str) -> None:
     """What went wrong is not hidden by what the end of the with block does about it."""
 
@@ -311,7 +311,7 @@ def test_the_error_of_a_seal_comes_out_of_the_block(real_disk: Path, site: str) 
         life()
 
     assert caught.value.errno == errno.EIO
-    assert ("file" in raw.names(real_disk)) == (site == "fsync_dir")
+    assert ("file" in raw.names(real_disk)) == (site in ("fsync_dir", "alive"))
 
 
 def test_an_aborted_file_is_gone(create: Create, join: Create, disk_path: Path) -> None:

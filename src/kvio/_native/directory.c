@@ -20,7 +20,7 @@ static int make_dir(kvio_call *call, int parent, const char *name)
 	fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name,
 			O_DIRECTORY | O_NOFOLLOW | O_RDONLY, 0);
 	if (fd == -EACCES)	/* a umask that took our own bits: not ours to open yet */
-		return fchmodat(parent, name, 0700, 0) ? -errno : 0;
+		return sys_fchmodat(call->fault, parent, name, 0700);
 	if (fd < 0)
 		return fd;
 	r = sys_fstat(call->fault, fd, &st);

@@ -26,7 +26,8 @@
 #define KVIO_SITE_FCNTL 18
 #define KVIO_SITE_TRUNCATE 19
 #define KVIO_SITE_RANDOM 20
-#define KVIO_SITES 21
+#define KVIO_SITE_ALIVE 21
+#define KVIO_SITES 22
 
 /* kvio_fault.error: kill the process instead of failing the call. */
 #define KVIO_FAULT_KILL -9

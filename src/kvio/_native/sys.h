@@ -106,6 +106,11 @@ static inline int sys_fchmod(kvio_fault *fault, int fd, mode_t mode)
 	return KVIO_CALL(fault, KVIO_SITE_FCHMOD, fchmod(fd, mode));
 }
 
+static inline int sys_fchmodat(kvio_fault *fault, int dirfd, const char *name, mode_t mode)
+{
+	return KVIO_CALL(fault, KVIO_SITE_FCHMOD, fchmodat(dirfd, name, mode, 0));
+}
+
 static inline int sys_fallocate(kvio_fault *fault, int fd, uint64_t nbytes)
 {
 	return KVIO_CALL(fault, KVIO_SITE_FALLOCATE, fallocate(fd, 0, 0, (off_t)nbytes));
@@ -127,9 +132,19 @@ static inline int sys_start_writeback(kvio_fault *fault, int fd)
 			 sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE));
 }
 
+/* XFS says 0 of a directory after the file system has shut down, when nothing
+ * can reach the disk any more (xfs_dir_fsync, Linux 6.18); opening says EIO. */
 static inline int sys_fsync_dir(kvio_fault *fault, int fd)
 {
-	return KVIO_CALL(fault, KVIO_SITE_FSYNC_DIR, fsync(fd));
+	int r = KVIO_CALL(fault, KVIO_SITE_FSYNC_DIR, fsync(fd));
+
+	if (r < 0)
+		return r;
+	r = sys_openat(fault, KVIO_SITE_ALIVE, fd, ".", O_DIRECTORY | O_RDONLY, 0);
+	if (r < 0)
+		return r;
+	close(r);
+	return 0;
 }
 
 static inline int sys_linkat(kvio_fault *fault, int olddir, const char *old, int newdir,

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
 import boto3
+import urllib3
 from boto3.session import Session
 from botocore import exceptions as failures
 from botocore.config import Config
@@ -48,6 +49,9 @@ FAILURES: tuple[tuple[type[Exception], Condition], ...] = (
     (failures.IncompleteReadError, Condition.LOST),
     (failures.FlexibleChecksumError, Condition.CORRUPT),
     (failures.HTTPClientError, Condition.LOST),
+    # Bodies that botocore reads itself, of errors too, come with the errors of what it uses.
+    (urllib3.exceptions.TimeoutError, Condition.TIMEOUT),
+    (urllib3.exceptions.HTTPError, Condition.LOST),
 )
 
 
@@ -190,7 +194,7 @@ class Boto3Objects:
             return request(Bucket=self._bucket, **arguments)
         except failures.ClientError as exc:
             raise _refused(exc) from exc
-        except (failures.BotoCoreError, failures.HTTPClientError) as exc:
+        except (failures.BotoCoreError, urllib3.exceptions.HTTPError) as exc:
             condition = next((c for kind, c in FAILURES if isinstance(exc, kind)), Condition.OTHER)
             raise Refused(condition, str(exc)) from exc
 

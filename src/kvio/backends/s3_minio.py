@@ -16,6 +16,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, ClassVar, Final, TypeVar, cast
+from xml.etree import ElementTree
 
 import urllib3
 from minio import Minio
@@ -57,6 +58,7 @@ FAILURES: Final[tuple[tuple[type[Exception], Condition], ...]] = (
     (failures.TimeoutError, Condition.TIMEOUT),
     (failures.ProtocolError, Condition.LOST),
     (failures.HTTPError, Condition.LOST),
+    (ElementTree.ParseError, Condition.LOST),  # an answer that was cut off is no XML
 )
 #: Minio uploads the parts of one object by so many threads of its own.
 _PART_THREADS: Final = 4
@@ -264,7 +266,7 @@ def _ask(request: Callable[[], T]) -> T:
     except InvalidResponseError as exc:
         told = re.search(r"\b[1-5]\d\d\b", str(exc))
         raise Refused(condition_of(int(told[0]) if told else None), str(exc)) from exc
-    except failures.HTTPError as exc:
+    except tuple(kind for kind, _ in FAILURES) as exc:
         condition = next(c for kind, c in FAILURES if isinstance(exc, kind))
         raise Refused(condition, str(exc)) from exc
 

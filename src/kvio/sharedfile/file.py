@@ -318,7 +318,10 @@ class SharedFile:
         with self._sight:
             unfinished = self._map is not None and self._map.state is not State.SEALED
         if kind is not None and self._seals and not self._closed and unfinished:
-            self.abort()
+            try:
+                self.abort()
+            finally:  # where nothing can be removed, too: nobody else has this handle
+                self.close()
         else:
             self.close()
 

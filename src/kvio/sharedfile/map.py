@@ -13,13 +13,14 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import IntEnum
 from typing import Any, Final
 
 from kvio._native import files
 from kvio._native.files import Words
+from kvio.errors import storage_error
 from kvio.sharedfile import plan as plans
 from kvio.sharedfile.layout import Missing, Stripe
 from kvio.sharedfile.plan import DOUBT_AT, INODE_AT, PROGRESS_AT, STATE_AT, WRITER_BYTES, Plan
@@ -202,12 +203,15 @@ class Map:
 
     def unlock(self, byte: int) -> None:
         """Give a byte's lock back."""
-        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+        asked = _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0)
+        with _locking():
+            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, asked)
 
     def is_locked(self, byte: int) -> bool:
         """Tell whether another handle has a byte's lock."""
         asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked)
+        with _locking():
+            answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked)
         return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def lock_to_seal(self) -> bool:
@@ -246,13 +250,22 @@ def open_map(fd: int, plan: Plan, *, dirfd: int, name: str) -> Map:
 def lock(fd: int, byte: int, nbytes: int = 1) -> bool:
     """Take the lock of bytes of a file for this descriptor; False: another one has it."""
     asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, nbytes, 0)
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, asked)
-    except OSError as exc:
-        if exc.errno in _BUSY:
-            return False
-        raise
+    with _locking():
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, asked)
+        except OSError as exc:
+            if exc.errno in _BUSY:
+                return False
+            raise
     return True
+
+
+@contextmanager
+def _locking() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise storage_error(exc.errno or errno.EIO, "lock the map of a shared file") from exc
 
 
 def write_map(fd: int, plan: Plan) -> None:

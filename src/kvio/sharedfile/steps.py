@@ -70,7 +70,7 @@ def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bo
         sweep(names)
         map_ = _make_map(names, plan)
         try:
-            fd, allocated = _make_data(names, plan, preallocate=preallocate)
+            fd, allocated = _make_data(names, map_, preallocate=preallocate)
         except BaseException:
             try:
                 _drop(names, map_)
@@ -79,8 +79,6 @@ def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bo
                     names.remove(names.map)
                 map_.close()
             raise
-        info = os.fstat(fd)
-        map_.inode = (info.st_dev, info.st_ino)
         map_.state = State.OPEN
     return map_, fd, allocated
 
@@ -136,13 +134,16 @@ def _why_taken(names: Names) -> str:
         map_.close()
 
 
-def _make_data(names: Names, plan: Plan, *, preallocate: bool) -> tuple[int, bool]:
+def _make_data(names: Names, map_: Map, *, preallocate: bool) -> tuple[int, bool]:
+    plan = map_.plan
     names.remove(names.data)  # without a map it is of a creation that was cut short
     fd = files.create(names.dirfd, names.data)
     try:
         with typed(names, f"allocate {padded_nbytes(plan)} bytes for"):
             allocated = files.allocate(fd, padded_nbytes(plan), preallocate=preallocate)
         _set_direct(fd, plan)
+        info = os.fstat(fd)
+        map_.inode = (info.st_dev, info.st_ino)
     except BaseException:
         os.close(fd)
         raise
