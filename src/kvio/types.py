@@ -70,6 +70,16 @@ def check_keys(keys: Sequence[str]) -> None:
         check_key(key)
 
 
+def check_namespace(namespace: str) -> None:
+    """Refuse what cannot be hashed with keys: `ConfigError`."""
+    try:
+        namespace.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("option 'namespace' must be text that UTF-8 can write") from None
+    if "\0" in namespace:
+        raise ConfigError("option 'namespace' must not contain a zero byte")
+
+
 def check_if_exists(if_exists: str) -> None:
     """Refuse what is no `IfExists` with `ConfigError`."""
     if if_exists not in _IF_EXISTS:

@@ -56,7 +56,9 @@ _PARTS_IN_FLIGHT: Final = 8
 _NOTHING: Final = ".kvio-nothing"
 
 #: How s3dlio names what a server answered; of a HEAD it knows the status alone.
-_SERVICE_ERROR: Final = re.compile(r"service error: (\w+) \(|not deleted: \S+: (\w+) \(")
+_SERVICE_ERROR: Final = re.compile(
+    r"service error: (?:unhandled error \()?(\w+)(?: \(|\))|not deleted: \S+: (\w+) \("
+)
 _STATUS: Final = re.compile(r" — HTTP (\d{3}) ")
 #: In this order: the first phrase found says what a failure means. Each has a space, as no key has.
 FAILURES: Final[tuple[tuple[str, Condition], ...]] = (

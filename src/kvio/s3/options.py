@@ -12,7 +12,16 @@ from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from kvio.errors import ConfigError
-from kvio.types import MAX_KEY_CHARACTERS, Durability, GiB, Layout, MiB, Verify, is_key
+from kvio.types import (
+    MAX_KEY_CHARACTERS,
+    Durability,
+    GiB,
+    Layout,
+    MiB,
+    Verify,
+    check_namespace,
+    is_key,
+)
 from kvio.url import Secret, StoreURL, typed_options
 
 #: What S3 allows.
@@ -145,8 +154,7 @@ def _check_names(options: S3Options) -> None:
             f"not a prefix: {options.prefix!r:.80}: at most {room} characters, segments of "
             "[A-Za-z0-9_][A-Za-z0-9._=@+-]* joined by '/'"
         )
-    if "\0" in options.namespace:
-        raise ConfigError("option 'namespace' must not contain a zero byte")
+    check_namespace(options.namespace)
     if (options.access_key is None) != (options.secret_key is None):
         raise ConfigError("access_key and secret_key are given together or not at all")
     if options.session_token is not None and options.secret_key is None:

@@ -109,7 +109,12 @@ def open_names(path: str | os.PathLike[str]) -> Names:
     directory, final = os.path.split(text)
     if not isinstance(text, str) or final in ("", ".", "..") or "\0" in text:
         raise ConfigError(f"{text!r} does not name a file")
-    if len(os.fsencode(final)) > _NAME_MAX - _ROOM:
+    try:
+        os.fsencode(directory)
+        nbytes = len(os.fsencode(final))
+    except UnicodeEncodeError:
+        raise ConfigError(f"{text!r} does not name a file: this system cannot write it") from None
+    if nbytes > _NAME_MAX - _ROOM:
         raise ConfigError(f"the name {final!r:.80} is longer than {_NAME_MAX - _ROOM} bytes")
     try:
         fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -33,6 +33,7 @@ from kvio.errors import (
     storage_error,
 )
 from kvio.sharedfile import index as indices
+from kvio.sharedfile import quotas
 from kvio.sharedfile.map import ALL_BYTES, Map, State, lock, open_map, read_plan, write_map
 from kvio.sharedfile.names import Names
 from kvio.sharedfile.plan import Plan, PlanError
@@ -60,12 +61,18 @@ def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bo
 
     Raises:
         BlockExistsError: the file exists, is being written, or was left unfinished.
+        UnsupportedError: the file system's quotas make mapped memory unsafe.
         StorageFullError: there is no room for all of it; nothing is left behind.
     """
     with typed(names, "create"):
         if not plan.replace and names.exists(names.final):
             raise BlockExistsError(f"{names.path!r} exists", key=names.path)
         names.check_final()
+        if quotas.limited(names.dirfd):
+            raise UnsupportedError(
+                f"shared file {names.path!r} on a btrfs with limited quota groups: where a quota is "
+                "used up the kernel would kill whoever writes; take a file system without them"
+            )
         _check_room(names, plan.map_nbytes + preallocate * padded_nbytes(plan))
         sweep(names)
         map_ = _make_map(names, plan)

@@ -71,7 +71,12 @@ class PosixBackend(Backend):
 
     def _open(self) -> None:
         options = self.options
-        self._rootfd = open_root(options.root, create=options.create, shared=options.shared_root)
+        self._rootfd = open_root(
+            options.root,
+            create=options.create,
+            shared=options.shared_root,
+            durable=options.durability == "durable",
+        )
         try:
             self._engine = self._make_engine()
             self._quick = Quick(self._engine)
@@ -93,7 +98,7 @@ class PosixBackend(Backend):
             places = Places(f"{options.namespace}\0".encode())
         directories = Directories(self._rootfd, places, durable=durable)
         if durable and places is not None:
-            make_fan_out(directories)
+            self._make_directories(directories)
         policy = self.choose_policy(medium)
         fixed = isinstance(policy, Always)
         return Engine(
@@ -115,6 +120,14 @@ class PosixBackend(Backend):
                 reach_bytes=0 if fixed else reach_bytes(),
             ),
         )
+
+    def _make_directories(self, directories: Directories) -> None:
+        try:
+            make_fan_out(directories)
+        except OSError as exc:
+            directories.close()
+            doing = f"make the directories of root {self.options.root!r}"
+            raise storage_error(exc.errno or errno.EIO, doing) from exc
 
     def _refuse_what_cannot_be(self, medium: Medium) -> None:
         options = self.options

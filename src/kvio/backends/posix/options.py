@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvio.errors import ConfigError
-from kvio.types import Durability, KiB, Layout, MiB, Verify
+from kvio.types import Durability, KiB, Layout, MiB, Verify, check_namespace
 from kvio.url import StoreURL, typed_options
 
 _STEP = 64 * KiB  # the largest alignment kvio knows; every chunk is a multiple of it
@@ -52,8 +52,7 @@ class PosixOptions:
             value = getattr(self, name)
             if value < _STEP or value % _STEP or value > 0x7FFF0000:
                 raise ConfigError(f"option {name!r} must be a multiple of 64 KiB below 2 GiB")
-        if "\0" in self.namespace:
-            raise ConfigError("option 'namespace' must not contain a zero byte")
+        check_namespace(self.namespace)
         if not self.root.startswith("/") or "\0" in self.root:
             raise ConfigError(f"option 'root' must be an absolute path, not {self.root!r:.80}")
 

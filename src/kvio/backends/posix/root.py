@@ -16,15 +16,15 @@ TEMP_MARK = ".kvio-tmp-"
 CALIBRATION_NAME = ".kvio-calibration.json"
 
 
-def open_root(path: str, *, create: bool, shared: bool) -> int:
-    """Open the root and return its descriptor.
+def open_root(path: str, *, create: bool, shared: bool, durable: bool = False) -> int:
+    """Open the root and return its descriptor; what is made is synced in its parent if asked.
 
     Raises:
         ConfigError: it is missing, not a directory, or open to others and *shared* is False.
         AccessDeniedError: this user may not write there.
     """
     if create:
-        _make(path)
+        _make(path, durable=durable)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -41,16 +41,26 @@ def open_root(path: str, *, create: bool, shared: bool) -> int:
     return fd
 
 
-def _make(path: str) -> None:
+def _make(path: str, *, durable: bool) -> None:
     try:
         os.mkdir(path, 0o700)
         os.chmod(path, 0o700)
+        if durable:
+            _sync_parent(path)
     except FileExistsError:
         pass
     except FileNotFoundError:
         raise ConfigError(f"the parent of root {path!r} does not exist") from None
     except OSError as exc:
         raise storage_error(exc.errno or errno.EIO, f"make root {path!r}") from exc
+
+
+def _sync_parent(path: str) -> None:
+    fd = os.open(os.path.dirname(path.rstrip("/")), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _check(fd: int, path: str, *, shared: bool) -> None:
