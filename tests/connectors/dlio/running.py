@@ -83,13 +83,8 @@ def run_dlio(
     given = plugged(environment or {})
     if more_path is not None:
         given["PYTHONPATH"] += f"{os.pathsep}{more_path}"
-    program = shutil.which("dlio_benchmark", path=given["PATH"])
-    assert program is not None
-    command = [program, *_TINY, f"hydra.run.dir={work}/out", *options]
-    if ranks > 1:
-        command = [*_mpirun(given["PATH"], ranks), *command]
     run = subprocess.run(
-        command,
+        command_of(given["PATH"], work, *options, ranks=ranks),
         env=given,
         cwd=work,
         timeout=120,
@@ -98,6 +93,14 @@ def run_dlio(
         stderr=subprocess.STDOUT,
     )
     return Run(status=run.returncode, text=run.stdout.decode(errors="replace"))
+
+
+def command_of(path: str, work: Path, *options: str, ranks: int = 1) -> list[str]:
+    """Give the command of a run of the tiny workload below *work*."""
+    program = shutil.which("dlio_benchmark", path=path)
+    assert program is not None
+    command = [program, *_TINY, f"hydra.run.dir={work}/out", *options]
+    return command if ranks == 1 else [*_mpirun(path, ranks), *command]
 
 
 def stock_options(folder: Path) -> list[str]:

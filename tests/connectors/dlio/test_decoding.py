@@ -35,7 +35,7 @@ def test_numpy_files_decode_to_what_was_saved(name: str) -> None:
     array = decoding.decode(name, block, key="a")
 
     assert np.array_equal(array, ARRAY)
-    assert np.array_equal(decoding.sample(name, array, 3), ARRAY[:, :, 3])
+    assert np.array_equal(decoding.sample(name, array, 3, key="a"), ARRAY[:, :, 3])
 
 
 def test_a_compressed_file_decodes_too() -> None:
@@ -111,7 +111,15 @@ def test_images_decode_to_pixels(name: str) -> None:
         decoding.decode(name, out.getbuffer()[: out.tell() // 2], key="a")
 
 
+@pytest.mark.parametrize("name", ["npz", "npy", "tfrecord"])
+def test_a_block_with_too_few_samples_is_named(name: str) -> None:
+    """What is asked for beyond the last sample is damage, not an index error of a library."""
+    with pytest.raises(kvio.CorruptBlockError, match="'a/b' has no sample 9") as caught:
+        decoding.sample(name, ARRAY, 9, key="a/b")
+    assert caught.value.key == "a/b"
+
+
 def test_a_format_that_is_not_read_is_refused_by_name() -> None:
     """With the formats that are."""
-    with pytest.raises(kvio.UnsupportedError, match=r"npz.*not tfrecord"):
-        decoding.check_format("tfrecord")
+    with pytest.raises(kvio.UnsupportedError, match=r"npz.*tfrecord.*not synthetic"):
+        decoding.check_format("synthetic")

@@ -81,6 +81,27 @@ def test_an_indexed_file_is_three_blocks() -> None:
     assert dataclasses.replace(WORKLOAD, format="indexed_binary").writes() == 48
 
 
+def test_an_indexed_sample_is_a_read_and_an_index_two_a_pass() -> None:
+    """However samples are shuffled: each is a range, and each file's two indexes are read once."""
+    indexed = dataclasses.replace(
+        WORKLOAD, format="indexed_binary", files=4, samples_per_file=6, epochs=3
+    )
+    shuffled = dataclasses.replace(indexed, shuffle=True)
+
+    assert [indexed.reads(rank) for rank in (0, 1)] == [3 * (12 + 2 * 2)] * 2
+    assert [shuffled.least_reads(rank) for rank in (0, 1)] == [3 * 12] * 2
+    files = [
+        {read.file for read in shuffled.training.order(0, shuffle_seed=(0, epoch))}
+        for epoch in (1, 2, 3)
+    ]
+    assert shuffled.reads(0) == sum(12 + 2 * len(numbers) for numbers in files)
+
+
+def test_readers_that_keep_indexes_read_no_fewer_blocks_of_other_formats() -> None:
+    """Only an indexed format has blocks that are read once for all epochs."""
+    assert WORKLOAD.least_reads(1) == WORKLOAD.reads(1) == 16
+
+
 def test_evaluations_come_when_they_are_due() -> None:
     """From the first epoch named, then every so many; each reads the validation files."""
     evaluated = dataclasses.replace(

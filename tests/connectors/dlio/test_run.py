@@ -48,21 +48,35 @@ def test_a_run_writes_every_sample_and_reads_each_once_an_epoch(backend: str, ro
 
 
 def test_stored_samples_are_those_that_stock_dlio_generates(root: Path) -> None:
-    """The same workload on local_fs leaves the same files with the same arrays."""
-    run = run_dlio(
-        root.parent, "+kvio=posix-direct", f"kvio.root={root}", "++workload.workflow.train=False"
-    )
-    stock = run_dlio(root.parent, *stock_options(root.parent / "stock"))
+    """The same workload on local_fs leaves the same files with the same arrays, each of them."""
+    files = "++workload.dataset.num_files_train=9"
+    where = ("+kvio=posix-direct", f"kvio.root={root}")
+    run = run_dlio(root.parent, *where, files, "++workload.workflow.train=False")
+    stock = run_dlio(root.parent, *stock_options(root.parent / "stock"), files)
 
     assert (run.status, stock.status) == (0, 0), stock.text
     assert stock.metrics == _METRICS
     ours = files_below(root / "data/unet3d")
     theirs = files_below(root.parent / "stock")
     assert list(ours) == list(theirs)
-    assert len(ours) == 4
+    assert len(ours) == 9
     for name, content in ours.items():
         mine, other = arrays_of(content), arrays_of(theirs[name])
         assert all(np.array_equal(mine[key], other[key]) for key in ("x", "y"))
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(1, 4), (3, 1)])
+def test_an_epoch_has_every_step_that_dlio_expects(batch: int, steps: int, root: Path) -> None:
+    """Samples that fill no batch are left, as DLIO's own loader leaves them."""
+    run = run_dlio(
+        root.parent,
+        *("+kvio=posix-tmpfile", f"kvio.root={root}"),
+        f"++workload.reader.batch_size={batch}",
+    )
+
+    assert run.status == 0, run.text
+    assert run.counts == [(4, 2 * steps * batch, 0, 0)]
+    assert run.text.count(f"processed {batch} samples in") == 2 * steps
 
 
 @pytest.mark.parametrize("route", ["KVIO_DLIO", "hydra"])
@@ -95,18 +109,46 @@ def test_every_format_is_written_and_read(name: str, root: Path) -> None:
     assert all(path.endswith(f".{name}") for path in files_below(root))
 
 
-def test_a_format_that_is_not_decoded_can_be_read_raw(root: Path) -> None:
-    """Generated indexed_binary is three blocks a file; raw reads take the first."""
+@pytest.mark.parametrize("name", ["indexed_binary", "mmap_indexed_binary"])
+def test_an_indexed_sample_is_a_range_of_a_block(name: str, root: Path) -> None:
+    """3 blocks a file are written; an epoch reads 20 samples, and two indexes of each file."""
     run = run_dlio(
         root.parent,
         "+kvio=posix-tmpfile",
         f"kvio.root={root}",
-        "kvio.decode=false",
-        "++workload.dataset.format=indexed_binary",
+        f"++workload.dataset.format={name}",
+        "++workload.dataset.num_samples_per_file=5",
+        "++workload.reader.file_shuffle=seed",
+        "++workload.reader.sample_shuffle=seed",
     )
 
     assert run.status == 0, run.text
-    assert run.counts == [(12, 8, 0, 0)]
+    assert run.counts == [(12, 2 * (20 + 4 * 2), 0, 0)]
+
+
+def test_ranks_share_indexed_files(root: Path) -> None:
+    """A rank reads the indexes of the files that it takes samples of, be they another's too."""
+    run = run_dlio(
+        root.parent,
+        "+kvio=posix-tmpfile",
+        f"kvio.root={root}",
+        "++workload.dataset.format=indexed_binary",
+        "++workload.dataset.num_files_train=3",
+        "++workload.dataset.num_samples_per_file=4",
+        "++workload.reader.sample_shuffle=off",
+        ranks=2,
+    )
+
+    assert run.status == 0, run.text
+    assert [one[1] for one in run.counts] == [2 * (6 + 2 * 2)] * 2
+
+
+def test_what_is_not_decoded_is_read_all_the_same(root: Path) -> None:
+    """``kvio.decode=false`` counts the same blocks, of which nothing is made."""
+    run = run_dlio(root.parent, "+kvio=posix-tmpfile", f"kvio.root={root}", "kvio.decode=false")
+
+    assert run.status == 0, run.text
+    assert run.counts == [(4, 8, 0, 0)]
 
 
 def test_subfolders_samples_evaluation_and_shuffling_keep_the_counts_exact(root: Path) -> None:

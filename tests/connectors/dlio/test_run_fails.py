@@ -61,8 +61,8 @@ def generated(root: Path) -> Path:
             "goes up with '..'",
         ),
         (
-            ["+kvio=posix-tmpfile", "kvio.root={root}", "++workload.dataset.format=indexed_binary"],
-            "not indexed_binary; kvio.decode=false",
+            ["+kvio=posix-tmpfile", "kvio.root={root}", "++workload.dataset.format=synthetic"],
+            "not synthetic; kvio.decode=false",
         ),
         (
             ["+kvio=posix-tmpfile", "kvio.root={root}", "++workload.reader.read_threads=5"],
@@ -79,6 +79,47 @@ def test_a_run_that_cannot_be_ends_with_a_sentence(
     assert run.status != 0
     assert said in run.text, run.text
     assert "[METRIC]" not in run.text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1]", "not a store URL"),
+        ("3", "no backend is named '3'"),
+        ("{}", "'data', the URL of a store, is needed"),
+        ('{"data": []}', "'data' must be text"),
+        ('{"data": "posix-tmpfile:///nowhere"}', "'/nowhere' does not exist"),
+        ("", "'ERROR: Incorrect Format Type'"),
+    ],
+)
+def test_settings_in_the_environment_that_cannot_be_end_the_run(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    """With kvio's sentence; where the variable is empty nothing is kvio's, and DLIO refuses."""
+    storage = "++workload.storage.storage_type=parallel_fs"
+    run = run_dlio(tmp_path, storage, environment={"KVIO_DLIO": text})
+
+    assert run.status != 0
+    assert said in run.text, run.text
+    assert "Starting data generation" not in run.text
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_dlio_that_is_not_known_is_refused(ranks: int, root: Path) -> None:
+    """The version is that of the installed distribution; here another comes first."""
+    named = root.parent / "first/dlio_benchmark-9.9.9.dist-info"
+    named.mkdir(parents=True)
+    (named / "METADATA").write_text("Metadata-Version: 2.1\nName: dlio_benchmark\nVersion: 9.9.9\n")
+    run = run_dlio(
+        root.parent,
+        *("+kvio=posix-tmpfile", f"kvio.root={root}"),
+        ranks=ranks,
+        more_path=str(named.parent),
+    )
+
+    assert run.status != 0
+    assert "kvio does not know DLIO 9.9.9" in run.text, run.text
+    assert files_below(root) == {}
 
 
 def test_a_class_that_dlio_does_not_find_fails_the_run(generated: Path) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.s3.servers import Endpoint, NoServerError, chosen, resolve, serving
 
-from .running import files_below, needs_dlio, run_dlio
+from .running import arrays_of, files_below, needs_dlio, run_dlio, stock_options
 
 boto3: Any = pytest.importorskip("boto3", reason="boto3 is not installed")
 
@@ -39,9 +40,9 @@ def _client(server: Endpoint) -> Any:
     )
 
 
-def _options(server: Endpoint, root: str) -> tuple[str, ...]:
+def _options(server: Endpoint, root: str, *, backend: str = "s3+boto3") -> tuple[str, ...]:
     endpoint = f"+kvio.options.endpoint_url={server.url}"
-    return "+kvio=s3+boto3", f"kvio.root={root}", endpoint
+    return f"+kvio={backend}", f"kvio.root={root}", endpoint
 
 
 def _credentials(server: Endpoint) -> dict[str, str]:
@@ -72,6 +73,77 @@ def test_samples_are_objects_and_checkpoints_files(server: Endpoint, tmp_path: P
         f"sets/data/unet3d/train/img_{number}_of_4.npz" for number in range(4)
     ]
     assert len(files_below(disk / "checkpoints/unet3d")) == 2
+
+
+#: Each backend, the package it needs, and how many ranks: one library with two.
+_LIBRARIES = [
+    ("s3+minio", "minio", 1),
+    ("s3+obstore", "obstore", 2),
+    ("s3+s3dlio", "s3dlio", 1),
+    ("s3+torch", "s3torchconnectorclient", 1),
+]
+
+
+@pytest.mark.parametrize(("backend", "package", "ranks"), _LIBRARIES)
+def test_every_library_stores_what_is_generated_and_saved(
+    backend: str, package: str, ranks: int, server: Endpoint, tmp_path: Path
+) -> None:
+    """Samples and checkpoints are objects that another library reads: the same bytes."""
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    prefix = backend.partition("+")[2]
+    run = run_dlio(
+        tmp_path,
+        *_options(server, f"dlio/{prefix}", backend=backend),
+        "++workload.workflow.checkpoint=True",
+        "++workload.checkpoint.checkpoint_after_epoch=2",
+        "++workload.checkpoint.model_size=5000",
+        "++workload.checkpoint.layer_parameters=[1000]",
+        ranks=ranks,
+        environment=_credentials(server),
+    )
+
+    assert run.status == 0, run.text
+    assert run.counts[0] == (4 // ranks, 8 // ranks, 2, 0)
+    options = stock_options(tmp_path / "stock")
+    stock = run_dlio(tmp_path, *options, "++workload.train.epochs=0", ranks=ranks)
+    assert stock.status == 0, stock.text
+    found = _objects(server, f"{prefix}/")
+    generated = files_below(tmp_path / "stock")
+    assert len(generated) == 4
+    for name, content in generated.items():
+        stored = arrays_of(found.pop(f"data/unet3d/{name}"))
+        assert np.array_equal(stored["x"], arrays_of(content)["x"])
+    assert sorted(found) == [
+        f"checkpoints/unet3d/{state}-2-{4 // ranks}-0.npz" for state in ("layer-0", "model")
+    ]
+
+
+def _objects(server: Endpoint, prefix: str) -> dict[str, bytes]:
+    client = _client(server)
+    listed = client.list_objects_v2(Bucket="dlio", Prefix=prefix)["Contents"]
+    return {
+        one["Key"].removeprefix(prefix): client.get_object(Bucket="dlio", Key=one["Key"])[
+            "Body"
+        ].read()
+        for one in listed
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_key_that_is_denied_ends_the_run_with_the_bucket(
+    ranks: int, server: Endpoint, tmp_path: Path
+) -> None:
+    """On all ranks, before anything is generated."""
+    run = run_dlio(
+        tmp_path,
+        *_options(server, "dlio"),
+        ranks=ranks,
+        environment={"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing"},
+    )
+
+    assert run.status != 0
+    assert "open the bucket 'dlio': the server denies access" in run.text, run.text
+    assert "Starting data generation" not in run.text
 
 
 def test_a_missing_bucket_is_known_before_anything_is_generated(

@@ -71,7 +71,7 @@ def test_a_store_is_named_by_backend_and_root(monkeypatch: pytest.MonkeyPatch) -
 
     assert store_url("posix-direct", "mnt/a b?c") == "posix-direct:///mnt/a%20b%3Fc"
     assert store_url("s3+boto3", "bucket/prefix") == "s3+boto3://bucket/prefix"
-    with pytest.raises(kvio.ConfigError, match=r"not the URL"):
+    with pytest.raises(kvio.ConfigError, match=r"not a URL"):
         store_url("hybrid", "hybrid:///mnt")
 
 

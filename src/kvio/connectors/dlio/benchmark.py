@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ def watched(original: Any, release: Release) -> Any:
     class KvioBenchmark(original):  # type: ignore[misc]  # DLIO has no types
         def __init__(self, workload: Any) -> None:
             self._kvio = goes_through_kvio(workload)
+            _leave_at_sigterm()
             with _stopping_all_ranks():
                 if self._kvio:
                     counts.begin()
@@ -63,6 +65,12 @@ def _warn(workload: Any) -> None:
     )
 
 
+def _leave_at_sigterm() -> None:
+    """Let SIGTERM end the run as Ctrl-C does: directories are removed, other ranks stopped."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 @contextmanager
 def _stopping_all_ranks() -> Iterator[None]:
     """End every rank when one fails: the others would wait for it in a barrier for ever."""
@@ -74,5 +82,6 @@ def _stopping_all_ranks() -> Iterator[None]:
             sys.stderr.write(f"[KVIO] rank {mpi.rank()} failed, all ranks stop\n")
             traceback.print_exc()
             sys.stderr.flush()
+            counts.end()
             mpi.comm().Abort(1)
         raise

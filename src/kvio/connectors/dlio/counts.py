@@ -89,6 +89,8 @@ class Tally:
 
 _tally: Tally | None = None
 _making = threading.Lock()
+#: Directories of counts, and the processes that made them.
+_begun: list[tuple[str, int]] = []
 
 
 def begin() -> None:
@@ -97,12 +99,15 @@ def begin() -> None:
         return
     directory = scratch.make("counts")
     os.environ[VARIABLE] = directory
-    atexit.register(_end, directory, os.getpid())
+    _begun.append((directory, os.getpid()))
+    atexit.register(end)
 
 
-def _end(directory: str, pid: int) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(directory, ignore_errors=True)
+def end() -> None:
+    """Remove what this process, not one that it made, began; where `atexit` will not be asked."""
+    for directory, pid in _begun:
+        if os.getpid() == pid:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def add(name: str, nbytes: int, *, begun_ns: int) -> None:

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from kvio.connectors.dlio.plan import INDEXED
+from kvio.connectors.dlio.tfrecord import image_of, records
 from kvio.errors import CorruptBlockError, UnsupportedError
 
 #: Of a local header: APPNOTE.TXT of PKWARE, 4.3.7.
@@ -108,13 +111,21 @@ def csv(block: memoryview) -> Any:
     return pd.read_csv(_BlockFile(block)).to_numpy()
 
 
-def raw(block: memoryview) -> Any:
-    """Give the bytes as they are."""
-    return np.frombuffer(block, dtype=np.uint8)
+def tfrecord(block: memoryview) -> Any:
+    """Give the images of a TFRecord file's examples; of other records, the bytes."""
+    return [np.frombuffer(image_of(record), dtype=np.uint8) for record in records(block)]
 
 
 _DECODERS: Final[Mapping[str, Callable[[memoryview], Any]]] = MappingProxyType(
-    {"npz": npz, "npy": npy, "jpeg": image, "png": image, "hdf5": hdf5, "csv": csv}
+    {
+        "npz": npz,
+        "npy": npy,
+        "jpeg": image,
+        "png": image,
+        "hdf5": hdf5,
+        "csv": csv,
+        "tfrecord": tfrecord,
+    }
 )
 #: The last axis of these numbers the samples; the first one of the others.
 _SAMPLES_LAST: Final = frozenset({"npz", "npy"})
@@ -124,6 +135,7 @@ _WHOLE: Final = frozenset({"jpeg", "png"})
 _DAMAGE: Final = (
     *(ValueError, OSError, EOFError, LookupError, SyntaxError, RuntimeError, TypeError),
     *(MemoryError, OverflowError, struct.error, zipfile.BadZipFile, zlib.error),
+    tokenize.TokenError,  # of a header of .npy
 )
 
 
@@ -133,10 +145,10 @@ def check_format(name: str) -> None:
     Raises:
         UnsupportedError: with the formats that are.
     """
-    if name not in _DECODERS:
+    if name not in _DECODERS and name not in INDEXED:
         raise UnsupportedError(
-            f"DLIO on kvio reads {', '.join(_DECODERS)}, not {name}; kvio.decode=false reads "
-            "any format's bytes without a look at them"
+            f"DLIO on kvio reads {', '.join((*_DECODERS, *sorted(INDEXED)))}, not {name}; "
+            "kvio.decode=false reads any format's bytes without a look at them"
         )
 
 
@@ -153,8 +165,15 @@ def decode(name: str, block: memoryview, *, key: str) -> Any:
         raise CorruptBlockError(f"block {key!r} is no {name} sample: {exc}", key=key) from exc
 
 
-def sample(name: str, array: Any, number: int) -> Any:
-    """Give one sample of a decoded block, as the reader of its format does."""
+def sample(name: str, array: Any, number: int, *, key: str) -> Any:
+    """Give one sample of a decoded block, as the reader of its format does.
+
+    Raises:
+        CorruptBlockError: the block has fewer; it names the block.
+    """
     if name in _WHOLE:
         return array
-    return array[..., number] if name in _SAMPLES_LAST else array[number]
+    try:
+        return array[..., number] if name in _SAMPLES_LAST else array[number]
+    except IndexError as exc:
+        raise CorruptBlockError(f"block {key!r} has no sample {number}: {exc}", key=key) from exc

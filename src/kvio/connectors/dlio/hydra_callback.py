@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -12,6 +13,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 from kvio.connectors.dlio.settings import VARIABLE, Settings, store_url
 from kvio.errors import ConfigError, KvioError
+from kvio.url import SECRET_OPTIONS, parse_url
 
 _OWN = ("backend", "root")
 
@@ -48,5 +50,19 @@ def settings_of(group: Any) -> Settings:
     if not isinstance(given, dict):
         raise ConfigError("the group kvio is a mapping: +kvio=BACKEND kvio.root=DIRECTORY")
     rest = {str(name): value for name, value in given.items() if name not in _OWN}
+    _refuse_secrets(given)
     data = store_url(str(given["backend"]), str(given["root"]))
     return Settings.from_mapping({**rest, "data": data})
+
+
+def _refuse_secrets(given: Mapping[Any, Any]) -> None:
+    """Refuse what Hydra would write into the folder of the run, before it does."""
+    checkpoint = given.get("checkpoint")
+    if isinstance(checkpoint, str):
+        parse_url(checkpoint)  # refuses credentials itself
+    named = set(given.get("options") or ()) & SECRET_OPTIONS
+    if named or any(f"{name}=" in str(given["root"]) for name in SECRET_OPTIONS):
+        raise ConfigError(
+            "secrets on the command line would be written to disk by Hydra: set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give options in KVIO_DLIO"
+        )

@@ -22,7 +22,6 @@ from dlio_benchmark.reader.reader_factory import ReaderFactory
 
 from kvio.connectors.dlio.describing import workload_of
 from kvio.connectors.dlio.plan import Read
-from kvio.connectors.dlio.readers import KvioReader
 
 _READS_AHEAD: Final = 2  # a thread: one under way, one to go on with
 
@@ -101,6 +100,4 @@ class KvioLoader(BaseDataLoader):  # type: ignore[misc, unused-ignore]  # DLIO h
             which = (self.format_type,) if make is ReaderFactory.get_reader else ()
             index = next(self._indexes)
             self._own.reader = make(*which, self.dataset_type, index, self.epoch_number)
-            if isinstance(self._own.reader, KvioReader):
-                self._own.reader.reuse_memory()  # `_load` is done with a sample when it returns
         return self._own.reader

@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-#: A file of these formats comes with two more, its indexes.
-_INDEXED: Final = frozenset({"indexed_binary", "mmap_indexed_binary"})
+#: A file of these formats comes with two more, its indexes; a sample is a range of it.
+INDEXED: Final = frozenset({"indexed_binary", "mmap_indexed_binary"})
+_INDEXES: Final = 2
 
 
 class Read(NamedTuple):
@@ -107,21 +108,32 @@ class Workload:
         if not self.generate:
             return 0
         files = self.files + max(0, self.eval_files)
-        return files * 3 if self.format in _INDEXED else files
+        return files * (1 + _INDEXES) if self.format in INDEXED else files
 
     def reads(self, rank: int) -> int:
-        """Count the blocks that a rank reads."""
+        """Count the blocks that a rank reads.
+
+        Of an indexed format a sample is a read, and the indexes of a file are read once a pass.
+        """
+        return sum(self._blocks(order, indexes=_INDEXES) for order in self._passes(rank))
+
+    def least_reads(self, rank: int) -> int:
+        """Count the blocks that a rank reads at least, where readers keep indexes for later."""
+        return sum(self._blocks(order, indexes=0) for order in self._passes(rank))
+
+    def _passes(self, rank: int) -> Iterator[list[Read]]:
         if not self.train:
-            return 0
-        trained = sum(
-            len(self.training.order(rank, shuffle_seed=self.shuffle_seed(epoch)))
-            for epoch in range(1, self.epochs + 1)
-        )
-        evaluated = sum(
-            len(self.evaluation.order(rank, shuffle_seed=self.shuffle_seed(number)))
-            for number, _ in enumerate(self.evaluated_epochs(), 1)
-        )
-        return trained + evaluated
+            return
+        for epoch in range(1, self.epochs + 1):
+            yield self.training.order(rank, shuffle_seed=self.shuffle_seed(epoch))
+        for number, _ in enumerate(self.evaluated_epochs(), 1):
+            yield self.evaluation.order(rank, shuffle_seed=self.shuffle_seed(number))
+
+    def _blocks(self, order: Sequence[Read], *, indexes: int) -> int:
+        if self.format not in INDEXED:
+            return len(order)
+        samples = sum(len(read.samples) for read in order)
+        return samples + indexes * len({read.file for read in order})
 
     def evaluated_epochs(self) -> Iterator[int]:
         """Yield the epochs after which there is an evaluation."""

@@ -10,8 +10,9 @@ from typing import Any
 
 from dlio_benchmark.reader.reader_handler import FormatReader
 
-from kvio.connectors.dlio import blocks, decoding
+from kvio.connectors.dlio import blocks, decoding, indexed
 from kvio.connectors.dlio.names import key_of
+from kvio.connectors.dlio.plan import INDEXED
 
 
 class KvioReader(FormatReader):  # type: ignore[misc, unused-ignore]  # DLIO has no types
@@ -20,33 +21,49 @@ class KvioReader(FormatReader):  # type: ignore[misc, unused-ignore]  # DLIO has
     def __init__(self, dataset_type: Any, thread_index: int, epoch: int) -> None:
         super().__init__(dataset_type, thread_index)
         self.epoch = epoch
-        self._rereader: blocks.Rereader | None = None
+        self._reading: dict[str, blocks.Rereader] = {}
+        self._spare: list[blocks.Rereader] = []
         self._format = str(self._args.format)
         self._decodes = blocks.settings().decode
+        self._indexes = indexed.shared(str(dataset_type)) if self._format in INDEXED else None
         if self._decodes:
             decoding.check_format(self._format)
 
-    def reuse_memory(self) -> None:
-        """Promise that nothing of a sample is used once the next is opened."""
-        self._rereader = blocks.Rereader()
-
     def open(self, filename: str) -> Any:
-        """Read a block and make of it what samples are taken from.
+        """Read a block and make of it what samples are taken from; of an indexed one, its index.
+
+        Its memory is used again once it is closed.
 
         Raises:
             BlockNotFoundError, StorageError, CorruptBlockError: with the block's name.
         """
         key = key_of(filename)
-        block = self._rereader.read(key) if self._rereader else blocks.read_sample(key)
+        if self._indexes is not None:
+            return self._indexes.of(key)
+        rereader = self._reading.pop(filename, None)
+        rereader = rereader or (self._spare.pop() if self._spare else blocks.Rereader())
+        self._reading[filename] = rereader
+        block = rereader.read(key)
         return decoding.decode(self._format, block, key=key) if self._decodes else block
 
     def close(self, filename: str) -> None:
-        """Nothing is held open."""
+        """Be done with a block and what was made of it."""
+        rereader = self._reading.pop(filename, None)
+        if rereader is not None:
+            self._spare.append(rereader)
 
     def get_sample(self, filename: str, sample_index: int) -> None:
-        """Take a sample; DLIO hands on another array of the size asked for."""
-        if self._decodes:
-            decoding.sample(self._format, self.open_file_map[filename], sample_index)
+        """Take a sample; DLIO hands on another array of the size asked for.
+
+        Raises:
+            CorruptBlockError: the block has no such sample.
+            BlockNotFoundError, StorageError: of an indexed one, with its name.
+        """
+        opened = self.open_file_map[filename]
+        if self._indexes is not None:
+            opened.read(sample_index)
+        elif self._decodes:
+            decoding.sample(self._format, opened, sample_index, key=key_of(filename))
 
     def next(self) -> Iterator[Any]:
         """Yield the batches of this thread."""

@@ -43,9 +43,11 @@ class Settings:
         for name in ("data", "checkpoint", "staging_dir"):
             value = getattr(self, name)
             if not isinstance(value, str) and (name == "data" or value is not None):
-                raise ConfigError(f"DLIO on kvio: {name!r} must be text, not {value!r}")
+                raise ConfigError(f"DLIO on kvio: {name!r} must be text, not {_kind(value)}")
         if not isinstance(self.options, Mapping):
-            raise ConfigError(f"DLIO on kvio: 'options' must be a mapping, not {self.options!r}")
+            raise ConfigError(
+                f"DLIO on kvio: 'options' must be a mapping, not {_kind(self.options)}"
+            )
         threads = self.write_threads
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise ConfigError(f"DLIO on kvio: 'write_threads' must be at least 1, not {threads!r}")
@@ -95,10 +97,15 @@ class Settings:
         return _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
 
 
+def _kind(value: object) -> str:
+    """Name a type; values may be secrets."""
+    return type(value).__name__
+
+
 def store_url(backend: str, root: str) -> str:
     """Make a store's URL of a backend's name and a directory, or a bucket with a prefix."""
     if "://" in root:
-        raise ConfigError(f"kvio.root is a directory or a bucket, not the URL {root!r:.80}")
+        raise ConfigError("kvio.root is a directory or a bucket, not a URL")
     if backend.partition("+")[0] == "s3":
         return f"{backend}://{quote(root)}"
     return f"{backend}://{quote(os.path.abspath(root))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 from kvio.connectors.dlio import blocks, scratch
 from kvio.connectors.dlio.names import key_of
 from kvio.connectors.dlio.storage import KvioStorage
-from kvio.errors import ConfigError, UnsupportedError
+from kvio.errors import ConfigError, KvioError, StorageError, UnsupportedError
 
 
 class StagingStorage(KvioStorage):
@@ -32,6 +33,7 @@ class StagingStorage(KvioStorage):
             self._directory = scratch.make("staging", parent=parent)
         except OSError as exc:
             raise ConfigError(f"no staging directory can be made in {parent!r}: {exc}") from exc
+        self.generating = ""
         self._folder = self._directory
         self._folders = {self._directory}
         self._storing: deque[Future[None]] = deque()
@@ -42,7 +44,8 @@ class StagingStorage(KvioStorage):
         """Begin to store what is staged, and give the path of a file to write."""
         self._store_all(self._folder, sorted(os.listdir(self._folder)))
         self._wait(under_way=self._at_a_time)
-        path = os.path.join(self._directory, key_of(id))
+        self.generating = key_of(id)
+        path = os.path.join(self._directory, self.generating)
         self._folder = os.path.dirname(path)
         if self._folder not in self._folders:
             os.makedirs(self._folder, exist_ok=True)
@@ -88,12 +91,12 @@ def _store(file: FileIO, key: str) -> None:
         if os.fstat(file.fileno()).st_size == 0:
             blocks.write_sample(key, b"")
             return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-            view = memoryview(memory)
-            try:
-                blocks.write_sample(key, view)
-            finally:
-                view.release()
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            blocks.write_sample(key, memory)
+        finally:
+            with contextlib.suppress(BufferError):  # the traceback of an error still looks at it
+                memory.close()
 
 
 class StagedGenerator:
@@ -107,7 +110,7 @@ class StagedGenerator:
 
         Raises:
             UnsupportedError: all ranks would write one file together.
-            StorageError: with the name of the block that could not be stored.
+            StorageError: with the name of the block that could not be staged or stored.
         """
         _refuse_shared_files(self._generator)
         args = self._generator._args  # noqa: SLF001  # DLIO's own way to its options
@@ -116,6 +119,12 @@ class StagedGenerator:
         try:
             self._generator.generate()
             storage.commit()
+        except OSError as exc:
+            if isinstance(exc, KvioError):
+                raise
+            raise StorageError(
+                f"block {storage.generating!r} could not be staged: {exc}", key=storage.generating
+            ) from exc
         finally:
             storage.discard()
 

@@ -1,0 +1,7 @@
+"""Stands in for tensorflow.compat."""
+
+from __future__ import annotations
+
+from tensorflow.compat import v1
+
+__all__ = ["v1"]
