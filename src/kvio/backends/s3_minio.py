@@ -16,7 +16,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, ClassVar, Final, TypeVar, cast
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import urllib3
 from minio import Minio
@@ -58,7 +58,7 @@ FAILURES: Final[tuple[tuple[type[Exception], Condition], ...]] = (
     (failures.TimeoutError, Condition.TIMEOUT),
     (failures.ProtocolError, Condition.LOST),
     (failures.HTTPError, Condition.LOST),
-    (ElementTree.ParseError, Condition.LOST),  # an answer that was cut off is no XML
+    (ET.ParseError, Condition.LOST),  # an answer that was cut off is no XML
 )
 #: Minio uploads the parts of one object by so many threads of its own.
 _PART_THREADS: Final = 4

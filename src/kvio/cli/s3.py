@@ -16,8 +16,11 @@ EXAMPLES: Final = (
     "  kvio experiment s3 --contenders obstore,boto3 --parts 2,get --objects 1000\n"
     "  kvio experiment s3 --endpoint https://s3.example.org --bucket scratch --budget 10m\n"
     "  kvio experiment s3 --server minio=/usr/local/bin/minio\n"
+    "  kvio experiment s3 --via dlio --contenders obstore,boto3\n"
     "  kvio experiment s3 --merge results/s3/boto3 results/s3/minio"
 )
+#: By what puts: DLIO takes seconds to start.
+_BUDGETS: Final = {"direct": "100s", "dlio": "5m"}
 
 
 def s3(
@@ -29,10 +32,17 @@ def s3(
         Path | None,
         typer.Option(metavar="FOLDER", help="Where JSON, Markdown and PNG go."),
     ] = None,
+    via: Annotated[
+        str, typer.Option(metavar="direct|dlio", help="Who puts: a loop of kvio's, or DLIO.")
+    ] = "direct",
     budget: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="No round begins after this; what has no room is named."),
-    ] = "100s",
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="No round begins after this; what has no room is named. "
+            "Default: 100s, via DLIO 5m.",
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds at most.")] = 15,
     objects: Annotated[
         int, typer.Option(metavar="N", help="Objects of 322,957 bytes in a load.")
@@ -70,11 +80,16 @@ def s3(
     """Five S3 libraries: through kvio, by hand, and as they come; the floor of a raw client.
 
     Without --endpoint the server is a clone's benchmarks/s3mem. Under mpirun (with mpi4py, all
-    ranks on one machine) the ranks run the processes of part 3.
+    ranks on one machine) the ranks run the processes of part 3. With --via dlio the
+    dlio_benchmark that is installed generates the objects of parts 1 to 4, by mpirun where there
+    are several processes; beside it the same loads without DLIO.
     """
-    from kvio.experiments.s3 import experiment as this
     from kvio.experiments.s3 import presenting
 
+    if via not in _BUDGETS:
+        raise ConfigError(f"--via {via}: give {' or '.join(_BUDGETS)}")
+    if merge and via != "direct":
+        raise ConfigError("--merge joins runs without DLIO alone")
     if merge:
         if not folders:
             raise ConfigError("--merge needs the folders of runs")
@@ -86,9 +101,16 @@ def s3(
     if server is not None and (name != "minio" or not path):
         raise ConfigError(f"--server {server}: give minio=PATH")
     limits = Limits(
-        root=Path(), results=results, budget_s=parse_duration(budget), max_rounds=rounds
+        root=Path(),
+        results=results,
+        budget_s=parse_duration(budget or _BUDGETS[via]),
+        max_rounds=rounds,
     )
-    status = this.run(
+    if via == "dlio":
+        from kvio.experiments.s3.via_dlio import run
+    else:
+        from kvio.experiments.s3.experiment import run
+    status = run(
         limits,
         parts=_split(parts),
         objects=objects,

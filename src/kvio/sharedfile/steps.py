@@ -70,8 +70,8 @@ def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bo
         names.check_final()
         if quotas.limited(names.dirfd):
             raise UnsupportedError(
-                f"shared file {names.path!r} on a btrfs with limited quota groups: where a quota is "
-                "used up the kernel would kill whoever writes; take a file system without them"
+                f"shared file {names.path!r} on a btrfs with limited quota groups: where a quota "
+                "is used up the kernel would kill whoever writes; take a file system without them"
             )
         _check_room(names, plan.map_nbytes + preallocate * padded_nbytes(plan))
         sweep(names)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from kvio import ConfigError, GiB
 from kvio.experiments.machine import describe_machine
@@ -18,7 +18,7 @@ from kvio.experiments.run import Limits, Run
 from kvio.experiments.s3 import payload, presenting, ranks
 from kvio.experiments.s3.bars import RULE
 from kvio.experiments.s3.order import CONTENDERS, FLOOR, LIBRARIES, library_of
-from kvio.experiments.s3.plan import PARTS, REAL, Case, Thinness, choose, real_cases
+from kvio.experiments.s3.plan import PARTS, REAL, Thinness, choose, real_cases
 from kvio.experiments.s3.server import Server, given, in_memory, medium_of, minio
 from kvio.experiments.s3.turns import LIMIT_S, Turns
 from kvio.types import is_key
@@ -26,6 +26,8 @@ from kvio.types import is_key
 _BUCKET: Final = "kvio-experiment"
 #: Of a server in memory: room for the objects of one turn, twice.
 _RESERVE_BYTES: Final = GiB
+
+Taken = TypeVar("Taken", contravariant=True)
 
 
 def run(
@@ -61,7 +63,7 @@ def run(
         UnsupportedError: something that all of it needs is not here.
     """
     names = _contenders(contenders)
-    _check(parts, objects, payload_kind, endpoint, bucket, prefix)
+    check(parts, objects, payload_kind, endpoint, bucket, prefix)
     with ranks.world() as world:
         if world.follows:
             world.serve()
@@ -71,12 +73,12 @@ def run(
             case for case in chosen if world.size in (1, *range(case.processes, world.size + 1))
         ]
         with ExitStack() as stack:
-            servers = _servers(stack, endpoint, bucket, real)
+            servers = servers_of(stack, endpoint, bucket, real)
             cases += real_cases(objects) if REAL in servers else []
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvio-s3-")))
             turns = Turns(servers, world.begin, scratch, kind=payload_kind, prefix=prefix)
             stack.callback(turns.close)
-            taken = _take_turns(limits, cases, names, turns)
+            taken = take_turns(limits, cases, names, turns)
             medium = medium_of(servers["main"])
     options = {
         **presenting.plain(limits),
@@ -106,7 +108,7 @@ def run(
     return taken.status()
 
 
-def _check(
+def check(
     parts: Sequence[str],
     objects: int,
     payload_kind: str,
@@ -114,6 +116,11 @@ def _check(
     bucket: str | None,
     prefix: str,
 ) -> None:
+    """Look for mistakes.
+
+    Raises:
+        ConfigError: one was found.
+    """
     unknown = [part for part in parts if part not in PARTS]
     if unknown or not parts:
         raise ConfigError(f"unknown part {(unknown or [''])[0]!r}; known: {', '.join(PARTS)}")
@@ -145,9 +152,10 @@ def _contenders(wanted: Sequence[str] | None) -> list[str]:
     ]
 
 
-def _servers(
+def servers_of(
     stack: ExitStack, endpoint: str | None, bucket: str | None, real: Path | None
 ) -> dict[str, Server]:
+    """Begin or find the servers to measure on, with a bucket each."""
     if endpoint is None:
         server = stack.enter_context(in_memory(_BUCKET, _RESERVE_BYTES))
     else:
@@ -164,7 +172,19 @@ def _servers(
     return servers
 
 
-def _take_turns(limits: Limits, cases: Sequence[Case], names: Sequence[str], turns: Turns) -> Run:
+class Taker(Protocol[Taken]):
+    """Takes turns, and notes what a reader must know beside the numbers."""
+
+    notes: list[str]
+
+    def take(self, case: Taken, name: str, index: int, /) -> Iterator[Sample]:
+        """Let a contender take its turn at a case."""
+
+
+def take_turns(
+    limits: Limits, cases: Sequence[Taken], names: Sequence[str], turns: Taker[Taken]
+) -> Run:
+    """Let all contenders that are installed take their turns within the limits."""
     taken = Run(limits.budget_s, limits.max_rounds)
     for name in names:
         module = LIBRARIES.get(library_of(name))
@@ -173,7 +193,7 @@ def _take_turns(limits: Limits, cases: Sequence[Case], names: Sequence[str], tur
             taken.left_out[name] = f"needs {module} (pip install 'kvio[s3-{library}]')"
     unreached: dict[str, None] = {}
 
-    def turn(case: Case, name: str, index: int) -> Iterator[Sample]:
+    def turn(case: Taken, name: str, index: int) -> Iterator[Sample]:
         if index == 0 and taken.progress.elapsed_s > limits.budget_s:
             unreached[str(case)] = None
             return
