@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from kvio import ConfigError
-from kvio.cli import s3
+from kvio.cli import dlio, s3
 from kvio.cli.output import guarded, parse_duration, print_line
 from kvio.experiments import report as reports
 from kvio.experiments.run import Limits
@@ -361,6 +361,7 @@ _EXPERIMENTS: Final = (
         "  kvio experiment media --root /var/tmp --kinds ext4,xfs --budget 5m",
     ),
     ("s3", s3.s3, s3.EXAMPLES),
+    ("dlio", dlio.dlio, dlio.EXAMPLES),
 )
 for _name, _command, _examples in _EXPERIMENTS:
     experiment.command(_name, epilog=f"\b\nExamples:\n{_examples}")(guarded(_command))

@@ -1,0 +1,575 @@
+"""Through DLIO, the s3 experiment generates what it says, and looks at all that was stored."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvio
+from kvio import KiB
+from kvio.experiments.dlio import process
+from kvio.experiments.measure import Sample
+from kvio.experiments.run import Limits
+from kvio.experiments.s3 import (
+    dlio_plan,
+    dlio_runs,
+    dlio_tables,
+    dlio_turns,
+    plan,
+    ranks,
+    server,
+    via_dlio,
+)
+from kvio.experiments.s3.dlio_plan import STOCK, Load
+from kvio.experiments.s3.order import PUT
+from kvio.experiments.s3.plan import Case
+from kvio.experiments.s3.turns import Turns
+from tests.cli.running import SCRIPT
+from tests.s3.faulty import FaultyServer
+
+_MODULES = {"obstore": "obstore", "boto3": "boto3", "minio": "minio"}
+LIBRARY = next((name for name, module in _MODULES.items() if importlib.util.find_spec(module)), "")
+needs_library = pytest.mark.skipif(not LIBRARY, reason="needs obstore, boto3 or minio")
+needs_dlio = pytest.mark.skipif(process.missing(1) is not None, reason="needs dlio_benchmark")
+needs_mpirun = pytest.mark.skipif(process.missing(2) is not None, reason="needs mpirun")
+
+
+def _run(results: Path, **options: Any) -> int:
+    limits = Limits(
+        root=Path(), results=results, max_rounds=1, budget_s=options.pop("budget_s", 100)
+    )
+    given = {"objects": 8, "contenders": [LIBRARY], "parts": ["2"]}
+    return via_dlio.run(limits, **{**given, **options})
+
+
+def _recorded(results: Path) -> Any:
+    return json.loads((results / "s3-dlio.json").read_text())
+
+
+def _by_kind(record: Any) -> dict[str, Any]:
+    return {sample["facts"]["kind"]: sample for sample in record["samples"]}
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
+    """Run a server that misbehaves by key name, and let the environment hold its credentials."""
+    with FaultyServer() as running:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", running.endpoint.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", running.endpoint.secret_key)
+        monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+        yield running
+
+
+class TestThePlan:
+    """Which loads there are, and what DLIO is asked for."""
+
+    def test_npy_files_are_within_half_a_percent(self) -> None:
+        """What numpy writes for the record length is what the plan says, near what is wanted."""
+        for wanted in (plan.OBJECT_NBYTES, *plan.SIZES):
+            side = int(np.sqrt(dlio_plan.side_of("npy", wanted) ** 2))  # as DLIO takes the root
+            file = io.BytesIO()
+            np.save(file, np.zeros((side, side, 1), np.uint8))
+
+            assert len(file.getvalue()) == dlio_plan.object_nbytes("npy", wanted)
+            assert abs(len(file.getvalue()) / wanted - 1) < 0.005
+
+    def test_jpegs_are_within_one_percent(self) -> None:
+        """The noise that DLIO draws, as Pillow stores it, is as long as is wanted."""
+        image = pytest.importorskip("PIL.Image")
+        for wanted in (plan.OBJECT_NBYTES, *plan.SIZES[:4]):
+            side = dlio_plan.side_of("jpeg", wanted)
+            noise = np.random.RandomState(10).randint(255, size=(side, side), dtype=np.uint8)
+            file = io.BytesIO()
+            image.fromarray(noise).save(file, format="JPEG", bits=8)
+
+            assert abs(len(file.getvalue()) / wanted - 1) < 0.01
+
+    def test_the_smallest_objects_have_a_record(self) -> None:
+        """DLIO is never asked for nothing."""
+        assert dlio_plan.side_of("npy", 1) == 1
+        assert dlio_plan.side_of("jpeg", 1) == 8
+
+    def test_a_load_of_two_parts_is_taken_once(self) -> None:
+        """32 threads are of parts 1 and 2, 8 of 1 and of one process in 3; reads are nowhere."""
+        loads = _loads("1", "2", "3", "4", "get")
+        at = {(x.case.nbytes, x.case.threads, x.case.processes): x for x in loads}
+
+        assert len(at) == len(loads)
+        own = dlio_plan.object_nbytes("npy", plan.OBJECT_NBYTES)
+        assert {plan.THREADS, plan.LIBRARIES, plan.SCALE} == set(at[own, 32, 1].parts)
+        assert {plan.THREADS, plan.PROCESSES, plan.SCALE} == set(at[own, 8, 1].parts)
+        assert {processes for _, _, processes in at} == {1, 2, 4, 8}
+        assert {load.case.operations for load in loads} == {(PUT,)}
+        assert {n // 1000 for n, _, _ in at} == {65, 322, 1048, 4194, 16777}
+
+    def test_processes_share_a_fixed_total(self) -> None:
+        """However many they are, they make as many objects."""
+        loads = [load for load in _loads("3") if load.case.processes > 1]
+
+        assert len(loads) == 3
+        assert {load.objects for load in loads} == {400}
+
+    def test_without_mpirun_there_is_one_process(self) -> None:
+        """No load of more is planned."""
+        assert {load.case.processes for load in _loads("3", most_ranks=1)} == {1}
+
+    def test_a_short_budget_has_fewer_loads(self) -> None:
+        """The first level that fits is taken; what never fits is the last."""
+
+        def chosen(budget_s: float) -> int:
+            return len(
+                dlio_plan.choose(
+                    dlio_plan.GENERATED, ["boto3"], form="npy", objects=400, most_ranks=8,
+                    budget_s=budget_s,
+                )[0]
+            )  # fmt: skip
+
+        assert chosen(1e6) == len(_loads("1", "2", "3", "4"))
+        assert chosen(1e6) > chosen(300) > chosen(60) == chosen(1) > 3
+
+
+def _loads(*parts: str, most_ranks: int = 8) -> list[Load]:
+    whole = dlio_plan.DLIO_LEVELS[0]
+    return dlio_plan.loads_of(parts, whole, form="npy", objects=400, most_ranks=most_ranks)
+
+
+@needs_dlio
+@needs_library
+@pytest.mark.slow
+class TestARun:
+    """What is left of a run."""
+
+    def test_dlio_alone_through_kvio_and_the_direct_harness(
+        self, faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All three take the load; window and elapsed are apart; nothing is left behind."""
+        memory = tmp_path / "memory"
+        memory.mkdir()
+        monkeypatch.setattr(via_dlio, "memory_directory", lambda: str(memory))
+        options = {"endpoint": faulty.url, "bucket": "bucket", "prefix": "mine"}
+        assert _run(tmp_path, **options) == 0
+
+        record = _recorded(tmp_path)
+        kinds = _by_kind(record)
+        assert sorted(kinds) == ["dlio", "kvio", STOCK]
+        through, stock, direct = kinds["dlio"], kinds[STOCK], kinds["kvio"]
+        facts = through["facts"]
+        assert facts["objects"] == 128  # four a thread
+        assert facts["bytes"] == 128 * (568 * 568 + 128)
+        assert (facts["errors"], through["intact"], stock["intact"]) == (0, True, True)
+        assert through["wall_s"] < facts["generation_s"] + 1 < facts["process_wall_s"] + 1
+        assert facts["process_cpu_s"] == facts["user_s"] + facts["system_s"] > 0.3
+        assert 0 < stock["facts"]["start_cpu_s"] < stock["facts"]["process_cpu_s"] * 2
+        assert direct["block_nbytes"] == through["block_nbytes"]
+        assert len(direct["latencies_s"]) == 128
+        # The server's own account of it.
+        put = [one.key for one in faulty.requests if one.operation == "PutObject"]
+        generated = sorted(key for key in put if "/data/train/" in key)
+        names = [key.rpartition("/")[2] for key in generated]
+        assert names == [f"img_{index:03d}_of_128.npy" for index in range(128)]
+        assert all(key.startswith("mine/") for key in put)
+        assert all(faulty.get("bucket", key) is None for key in put)
+        assert list(memory.iterdir()) == []
+        self._tables_are_left(tmp_path, record)
+
+    @staticmethod
+    def _tables_are_left(results: Path, record: Any) -> None:
+        text = (results / "s3-dlio.md").read_text()
+        for heading in (
+            "## 2. Libraries at 32 threads",
+            "CPU of all ranks",
+            "| via DLIO : direct |",
+        ):
+            assert heading in text
+        assert f"| 32 threads | 315 KiB | {LIBRARY} |" in text
+        assert any("322752 B of record_length 322624" in note for note in record["notes"])
+        if importlib.util.find_spec("matplotlib"):
+            assert (results / "s3-dlio.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_jpegs_are_compared_too(self, tmp_path: Path) -> None:
+        """With what stock DLIO encodes of the same seed; reads are left out by name."""
+        assert _run(tmp_path, payload_kind="jpeg", parts=["2", "get"]) == 0
+
+        record = _recorded(tmp_path)
+        facts = _by_kind(record)["dlio"]["facts"]
+        assert facts["errors"] == 0
+        assert facts["bytes"] % facts["objects"] != 0
+        assert abs(facts["bytes"] / facts["objects"] / plan.OBJECT_NBYTES - 1) < 0.01
+        assert any("part get: generation only puts" in note for note in record["notes"])
+
+    def test_what_has_no_time_is_named(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """A budget of nothing measures nothing, and says what was not reached."""
+        assert _run(tmp_path, budget_s=0) == 2
+        assert list(tmp_path.iterdir()) == []
+        assert "NOT REACHED within 0 s: libraries: 32 threads" in capfd.readouterr().err
+
+    @needs_mpirun
+    def test_ranks_are_one_load(self, tmp_path: Path) -> None:
+        """Two ranks generate one set of objects, and three objects of each are compared."""
+        load = _small_load(processes=2)
+        with server.in_memory("bucket", 0) as running, contextlib.ExitStack() as stack:
+            turns = _turns(stack, running, tmp_path)
+            (stock,) = turns.take(load, STOCK, 0)
+            (through,) = turns.take(load, f"{LIBRARY} dlio", 0)
+            expected = turns._expected[str(load)]
+            assert turns._inspectors["main"].sizes("mine/") == {}
+
+        names = [f"train/img_{index:02d}_of_16.npy" for index in range(16)]
+        assert sorted(expected.sizes) == names
+        assert sorted(expected.files) == [names[at] for at in (0, 1, 8, 9, 14, 15)]
+        assert (stock.intact, through.intact) == (True, True)
+        assert through.facts["objects"] == 16
+        assert 0 < through.wall_s < through.facts["process_wall_s"]
+
+
+def _small_load(*, processes: int = 1) -> Load:
+    case = Case(
+        part=plan.PROCESSES, nbytes=64 * KiB + 128, threads=2, processes=processes,
+        count=16 // processes, operations=(PUT,), kinds=("kvio",),
+    )  # fmt: skip
+    return Load(case=case, parts=(plan.PROCESSES,), format="npy")
+
+
+def _turns(
+    stack: contextlib.ExitStack, running: server.Server, scratch: Path
+) -> dlio_turns.DlioTurns:
+    inspector = running.inspector()
+    inspector.make_bucket()
+    inspector.close()
+    servers = {"main": running}
+    direct = Turns(servers, ranks.World().begin, scratch, kind="random", prefix="mine")
+    stack.callback(direct.close)
+    turns = dlio_turns.DlioTurns(servers, direct, memory=scratch, scratch=scratch, prefix="mine")
+    stack.callback(turns.close)
+    return turns
+
+
+class TestWhatDlioIsTold:
+    """The command line and environment of a run, of which nothing is started here."""
+
+    def test_threads_processes_and_generation_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As many writing threads and ranks as the load has, and no credentials in a URL."""
+        told: dict[str, Any] = {}
+
+        def run_dlio(options: list[str], **named: Any) -> process.DlioRun:
+            told.update(named, options=options)
+            return process.DlioRun(status=0, text="", wall_s=1.0, user_s=1.0, system_s=1.0)
+
+        monkeypatch.setattr(dlio_runs, "run_dlio", run_dlio)
+        monkeypatch.setenv("AWS_SESSION_TOKEN", "of somebody else")
+        secrets = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "something"}
+        running = server.Server(
+            name="fake", url="http://127.0.0.1:1", bucket="bucket", region="here",
+            environ={**secrets, "HOME": "/"}, pid=None,
+        )  # fmt: skip
+        dlio_runs.generate(_small_load(processes=2), "boto3", running, "a/b", tmp_path)
+
+        environment = dict(told["environment"])
+        settings = json.loads(environment.pop("KVIO_DLIO"))
+        assert environment == {**secrets, "AWS_SESSION_TOKEN": ""}
+        assert settings["data"] == "s3+boto3://bucket/a/b"
+        assert settings["write_threads"] == 2
+        assert settings["options"]["endpoint_url"] == running.url
+        assert settings["options"]["payload_signing"] == "unsigned"
+        assert told["ranks"] == 2
+        given = dict(option.lstrip("+").split("=") for option in told["options"])
+        assert given["workload.dataset.num_files_train"] == "16"
+        assert given["workload.dataset.record_length"] == "65536"
+        assert given["workload.workflow.generate_data"] == "True"
+        assert given["workload.workflow.train"] == "False"
+        assert given["workload.storage.storage_type"] == "parallel_fs"
+        assert not any(secret in text for secret in secrets.values() for text in told["options"])
+
+    def test_what_a_run_that_fails_says_is_told_without_credentials(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The error's own line, not the traceback nor what mpirun adds."""
+        text = (
+            "Traceback (most recent call last):\n  raise\n"
+            "kvio.errors.AccessDeniedError: someone may not write img_0\nMPI_ABORT was invoked\n"
+        )
+
+        def run_dlio(options: list[str], **named: Any) -> process.DlioRun:
+            del options, named
+            return process.DlioRun(status=1, text=text, wall_s=1.0, user_s=1.0, system_s=1.0)
+
+        monkeypatch.setattr(dlio_runs, "run_dlio", run_dlio)
+        running = server.Server(
+            name="fake", url="http://127.0.0.1:1", bucket="bucket", region="here",
+            environ={"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "x" * 9}, pid=None,
+        )  # fmt: skip
+        with pytest.raises(kvio.UnsupportedError) as raised:
+            dlio_runs.generate(_small_load(), "boto3", running, "a/b", tmp_path)
+
+        assert str(raised.value) == (
+            "failed: processes: 1 x 2 threads, 64.1 KiB: "
+            "kvio.errors.AccessDeniedError: … may not write img_0"
+        )
+
+    def test_a_run_that_hangs_is_unsupported(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is left out with the time it had."""
+
+        def run_dlio(options: list[str], **named: Any) -> process.DlioRun:
+            raise TimeoutError(f"DLIO ran for more than {named['timeout_s']:.0f} s: {options[0]}")
+
+        monkeypatch.setattr(dlio_runs, "run_dlio", run_dlio)
+        with pytest.raises(kvio.UnsupportedError, match="more than 120 s"):
+            dlio_runs.generate_stock(_small_load(), tmp_path, None)
+
+
+@needs_dlio
+@needs_library
+@pytest.mark.slow
+class TestWrongBytes:
+    """A server that is not to be trusted is found out."""
+
+    def test_writes_that_stored_nothing_end_the_run(
+        self, faulty: FaultyServer, tmp_path: Path
+    ) -> None:
+        """The server says 200 and keeps nothing: DLIO lists none, and kvio fails it."""
+        assert _run(tmp_path, endpoint=faulty.url, bucket="bucket", prefix="put-lieput") == 1
+
+        record = _recorded(tmp_path)
+        assert "dlio" not in _by_kind(record)
+        (why,) = [note for note in record["notes"] if f"left out: {LIBRARY} dlio: failed" in note]
+        assert "PlanError" in why
+
+    def test_a_flipped_bit_is_an_error(self, faulty: FaultyServer, tmp_path: Path) -> None:
+        """The lengths are right, and the three objects that are looked at are not."""
+        assert _run(tmp_path, endpoint=faulty.url, bucket="bucket", prefix="get-flip") == 1
+        assert _by_kind(_recorded(tmp_path))["dlio"]["facts"]["errors"] == 3
+
+    def test_a_run_that_fails_is_left_out_and_tells_no_secret(
+        self, faulty: FaultyServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """By the error of the block, also where a server that refuses repeats the key."""
+        status = _run(tmp_path, endpoint=faulty.url, bucket="bucket", prefix="put-badsig")
+
+        record = _recorded(tmp_path)
+        assert status == 0
+        assert [sample["contender"] for sample in record["samples"]] == [STOCK]
+        (why,) = [note for note in record["notes"] if f"left out: {LIBRARY} dlio: failed" in note]
+        assert re.search(r"AccessDenied|Error", why)
+        said = "".join(capfd.readouterr()) + (tmp_path / "s3-dlio.json").read_text()
+        assert faulty.endpoint.secret_key not in said
+        assert faulty.endpoint.access_key not in said
+
+
+class _Holder:
+    """Holds what it is given, in the place of an inspector."""
+
+    def __init__(self, held: dict[str, bytes]) -> None:
+        self.held = held
+
+    def holds(self, key: str, payload: bytes) -> bool:
+        return self.held[key].startswith(payload)
+
+
+class TestErrors:
+    """Objects that are not as they must be, each counted once."""
+
+    @pytest.mark.parametrize(
+        ("changed", "errors"),
+        [
+            ({}, 0),
+            ({"p/data/a": None}, 1),
+            ({"p/data/a": b"12"}, 1),
+            ({"p/data/a": b"124"}, 1),
+            ({"p/data/b": None, "p/data/a": b"1"}, 2),
+            ({"p/data/c": b""}, 1),
+        ],
+    )
+    def test_missing_short_other_and_extra_ones(
+        self, changed: dict[str, bytes | None], errors: int, tmp_path: Path
+    ) -> None:
+        """None stands for one that is missing."""
+        (tmp_path / "a").write_bytes(b"123")
+        expected = dlio_runs.Expected({"a": 3, "b": 4}, {"a": tmp_path / "a"})
+        given = {"p/data/a": b"123", "p/data/b": b"1234", **changed}
+        held = {key: data for key, data in given.items() if data is not None}
+        sizes = {key: len(data) for key, data in held.items()}
+
+        assert dlio_turns.errors_of(_Holder(held), sizes, "p", expected) == errors
+
+
+class TestTables:
+    """Numbers of samples that are made up."""
+
+    def test_window_elapsed_and_ratio_are_what_they_say(self) -> None:
+        """A load of 100 MB: 0.5 s of window, 2 s of process; the direct harness needs 0.25 s."""
+        made = [
+            _made(STOCK, 1.0, process_s=2.0, cpu_s=1.5),
+            _made("boto3 dlio", 0.5, process_s=2.0, cpu_s=3.5),
+            _made("boto3 kvio", 0.25, process_s=0.5, cpu_s=1.0),
+        ]
+        speeds, cpu, *_ = dlio_tables.tables(made)
+
+        row = dict(zip(speeds.headings, speeds.rows[1], strict=True))
+        assert (row["MB/s"], row["direct MB/s"]) == ("200", "400")
+        assert row["via DLIO : direct"] == "0.50 (0.50-0.50)"
+        assert row["MiB/s of elapsed"] == f"{100e6 / 2 / (1 << 20):.0f}"
+        assert (row["elapsed s"], row["direct elapsed s"]) == ("2.00", "0.50")
+        assert (row["objects"], row["errors"]) == ("100", "0")
+        row = dict(zip(cpu.headings, cpu.rows[1], strict=True))
+        assert (row["start s"], row["generate s"], row["store s"]) == ("1.00", "0.50", "2.00")
+        assert (row["user s"], row["system s"], row["direct s"]) == ("2.50", "1.00", "1.00")
+
+    def test_efficiency_is_of_ideal(self) -> None:
+        """Two processes at 1.5 times the speed of one are 0.75 of ideal."""
+        made = [
+            _made(name, seconds, process_s=process_s, processes=processes, part=plan.PROCESSES)
+            for processes, seconds, process_s in ((1, 0.6, 2.0), (2, 0.4, 4.0))
+            for name in (STOCK, "boto3 dlio")
+        ]
+        table = next(t for t in dlio_tables.tables(made) if "efficiency" in t.title)
+
+        assert table.title.startswith("Scaling efficiency")
+        assert table.rows == [("boto3", "2", "0.75 (0.75-0.75)", "0.25 (0.25-0.25)", "")]
+
+    def test_hypotheses_are_decided_by_window_and_by_elapsed_time(self) -> None:
+        """A library of half the window and the same process is another by the window alone."""
+        made = [
+            replace(_made(name, wall_s), round=at)
+            for at in range(3)
+            for name, wall_s in ((STOCK, 0.5), ("boto3 dlio", 2.0), ("obstore dlio", 1.0))
+        ]
+        found = {
+            table.title: table.rows
+            for table in dlio_tables.tables(made)
+            if table.title.startswith("Null hypotheses")
+        }
+
+        (by_elapsed, by_window) = found.values()
+        assert next(iter(found)).endswith("by elapsed time, as the original")
+        assert by_elapsed[0][1:3] == ("boto3, obstore", "not rejected")
+        assert by_window[0][1:3] == ("boto3, obstore", "REJECTED")
+
+    def test_a_direct_load_that_was_cut_short_has_no_elapsed_time(self) -> None:
+        """Its rate stands, its whole time would be of fewer objects."""
+        made = [_made("boto3 dlio", 0.5), _made("boto3 kvio", 0.25, cut_short=True)]
+        (row, *_) = dlio_tables.tables(made)[0].rows
+
+        named = dict(zip(dlio_tables.tables(made)[0].headings, row, strict=True))
+        assert (named["direct MB/s"], named["direct elapsed s"]) == ("400", "")
+
+
+def _made(
+    name: str,
+    wall_s: float,
+    *,
+    process_s: float = 1.0,
+    cpu_s: float = 1.0,
+    processes: int = 1,
+    part: str = plan.LIBRARIES,
+    cut_short: bool = False,
+) -> Sample:
+    facts: dict[str, Any] = {
+        "parts": [part], "threads": 8, "processes": processes, "object_nbytes": 1_000_000,
+        "process_wall_s": process_s, "process_cpu_s": cpu_s, "user_s": cpu_s - 1, "system_s": 1.0,
+        "server_s": None, "cut_short": cut_short,
+    }  # fmt: skip
+    if not name.endswith("kvio"):
+        facts |= {"objects": 100, "bytes": 100_000_000, "errors": 0, "start_cpu_s": 1.0}
+    return Sample(
+        subject=f"{part}: {processes} x 8 threads", block_nbytes=1_000_000, contender=name,
+        checksum=False, operation=PUT, round=0, wall_s=wall_s, latencies_s=[wall_s / 100] * 100,
+        facts=facts,
+    )  # fmt: skip
+
+
+class TestMistakes:
+    """One line, status 2, nothing written."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "named"),
+        [
+            (("--via", "ftp"), "--via ftp: give direct or dlio"),
+            (("--via", "dlio", "--contenders", "boto3 direct"), "boto3 direct"),
+            (("--via", "dlio", "--contenders", "floor"), "floor"),
+            (("--via", "dlio", "--parts", "get"), "'get'"),
+            (("--via", "dlio", "--parts", "5"), "5"),
+            (("--via", "dlio", "--merge", "folder"), "--merge"),
+            (("--via", "dlio", "--endpoint", "http://127.0.0.1:1"), "--bucket"),
+        ],
+    )
+    def test_a_mistake_is_one_line(
+        self, arguments: tuple[str, ...], named: str, tmp_path: Path
+    ) -> None:
+        """The wrong word is in it."""
+        assert named in _complaint(tmp_path, SCRIPT, *arguments)
+
+    @needs_mpirun
+    @needs_dlio
+    @pytest.mark.slow
+    def test_a_job_of_mpirun_is_refused(self, tmp_path: Path) -> None:
+        """The experiment starts mpirun itself, and would do so in every rank."""
+        root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
+        beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        program = str(shutil.which("mpirun", path=beside))
+        command = (program, *root, "--oversubscribe", "-np", "2", SCRIPT)
+
+        assert "runs mpirun itself" in _complaint(tmp_path, *command, "--via", "dlio", lines=None)
+
+    def test_without_dlio_nothing_begins(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is missing is named with the command that installs it."""
+        known = importlib.util.find_spec
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: known(name) if "dlio" not in name else None
+        )
+        with pytest.raises(kvio.ConfigError, match=r"--via dlio: .*pip install .*dlio-benchmark"):
+            _run(tmp_path)
+
+        assert list(tmp_path.iterdir()) == []
+
+    @needs_dlio
+    def test_without_mpirun_parts_of_several_processes_are_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """One process is planned all the same."""
+
+        def missing(ranks: int = 2) -> str | None:
+            return "mpirun is not installed" if ranks > 1 else None
+
+        monkeypatch.setattr(via_dlio, "missing", missing)
+        assert _run(tmp_path, parts=["3"], budget_s=0) == 2
+
+        said = capfd.readouterr().err
+        assert "LEFT OUT: processes other than 1: mpirun is not installed" in said
+        assert "NOT REACHED within 0 s: processes: 1 x 8 threads, 315 KiB\n" in said
+
+
+def _complaint(tmp_path: Path, *command: str | Path, lines: int | None = 1) -> str:
+    results = tmp_path / "results"
+    program = [*command[: command.index(SCRIPT) + 1], "experiment", "s3"]
+    done = subprocess.run(
+        [*program, *command[command.index(SCRIPT) + 1 :], "--results", results],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done
+    assert lines is None or len(done.stderr.splitlines()) == lines, done.stderr
+    assert not results.exists()
+    return done.stderr
