@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from kvio.errors import StorageTimeoutError, StoreClosedError
-from kvio.executor import Executor, Job
+from kvio.executor import MOST_STUCK, Executor, Job
 
 LONG_S = 60.0
 
@@ -317,3 +317,19 @@ def test_an_exception_of_a_job_is_its_futures() -> None:
     assert executor.submit(lambda: "on", nbytes=1, read=True).future.result(LONG_S) == "on"
     assert executor.close(timeout=LONG_S)
     assert executor.queued_bytes == 0
+
+
+def test_threads_that_are_stuck_have_a_bound(gate: threading.Event) -> None:
+    """After `MOST_STUCK` of them calls wait in the queue; the first to come back lets them run."""
+    executor = Executor(threads=1, max_queued_bytes=100)
+    for _ in range(MOST_STUCK):
+        executor.abandon(occupy(executor, gate))
+    before = threading.active_count()
+
+    waiting = executor.submit(lambda: "at last", nbytes=1, read=True)
+    assert executor.quarantined == MOST_STUCK
+    assert threading.active_count() == before
+    assert not waiting.future.done()
+    gate.set()
+    assert waiting.future.result(LONG_S) == "at last"
+    assert executor.close(timeout=LONG_S)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvio import _native
-from kvio.backends.posix.root import CALIBRATION_NAME, temp_prefix
+from kvio.backends.posix.root import CALIBRATION_NAME, read_calibration, temp_prefix
 from kvio.errors import ConfigError, KvioError, storage_error
 from kvio.medium import Medium, examine
 from kvio.opening import open_store
@@ -263,12 +263,11 @@ def _calibration(path: str, medium: Medium) -> Finding:
     if not medium.direct_io:
         return Finding("calibration", "not needed", None, "There is one I/O mode to choose from.")
     try:
-        with open(source, encoding="utf-8") as file:
-            reason = load_calibration(file.read(), source).reason
+        reason = load_calibration(read_calibration(path), source).reason
     except FileNotFoundError:
         meaning = "The hybrid backend goes by default thresholds; kvio tune measures better ones."
         return Finding("calibration", "none", None, meaning)
-    except (OSError, UnicodeDecodeError, KvioError) as exc:
+    except (OSError, ValueError, KvioError) as exc:
         meaning = f"The hybrid backend does not open until it is made anew: {exc}."
         return Finding("calibration", "unreadable", False, meaning)
     return Finding("calibration", reason, True, "The hybrid backend goes by what was measured.")

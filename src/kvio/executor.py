@@ -2,7 +2,8 @@
 
 A thread in a system call on a dead mount cannot be stopped. A caller whose deadline passes
 `abandon`s its job: the thread that runs it is quarantined, a fresh one takes its place, and if the
-call ever returns, the old thread ends.
+call ever returns, the old thread ends. Of such threads, each with the block it holds, there are
+`MOST_STUCK` at most: after that no fresh one is started, and calls wait for their deadline.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from kvio.errors import StorageTimeoutError, StoreClosedError
 
 #: Every so many jobs a waiting write goes first, so that reads cannot starve writes for ever.
 _WRITE_EVERY: Final = 8
+
+
+#: Threads that may be stuck in calls that were given up, before no fresh one is started.
+MOST_STUCK: Final = 64
 
 
 class Job:
@@ -197,7 +202,8 @@ class Executor:
 
     def _start_threads(self) -> None:
         waiting = len(self._reads) + len(self._writes)
-        while len(self._threads) < self._wanted and waiting > self._idle:
+        wanted = self._wanted if len(self._quarantined) < MOST_STUCK else 0
+        while len(self._threads) < wanted and waiting > self._idle:
             number, self._started = self._started, self._started + 1
             thread = threading.Thread(
                 target=self._work, args=(number,), name="kvio-io", daemon=True
@@ -221,6 +227,7 @@ class Executor:
                 self._room.notify_all()
                 if me in self._quarantined:
                     self._quarantined.discard(me)
+                    self._start_threads()
                     return
                 self._release(job)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from os import fsencode
 from typing import Any, Final
@@ -66,6 +67,15 @@ def move(dirfd: int, name: str, to: str, *, replace: bool) -> None:
 def remove(dirfd: int, name: str) -> None:
     """Remove a name."""
     check(lib.kvio_name_remove(current_fault(), dirfd, fsencode(name)), name)
+
+
+def flush(fd: int) -> None:
+    """Have the file system say what it would say at the last close, as NFS does of a full server.
+
+    Raises:
+        OSError: bytes that were taken did not arrive.
+    """
+    os.close(os.dup(fd))
 
 
 def sync_dir(dirfd: int) -> None:

@@ -196,7 +196,16 @@ class Boto3Objects:
             raise _refused(exc) from exc
         except (failures.BotoCoreError, urllib3.exceptions.HTTPError) as exc:
             condition = next((c for kind, c in FAILURES if isinstance(exc, kind)), Condition.OTHER)
+            _forget_request(exc)
             raise Refused(condition, str(exc)) from exc
+
+
+def _forget_request(exc: Exception) -> None:
+    """Take from an error the request that it is about: its headers have the session token."""
+    for name in ("request", "response"):
+        if hasattr(exc, name):
+            setattr(exc, name, None)
+    getattr(exc, "kwargs", {}).pop("request", None)
 
 
 def _client(options: S3Options) -> Any:

@@ -166,16 +166,17 @@ def _check_endpoint(options: S3Options) -> None:
     if url is None:
         return
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"endpoint_url must start with http:// or https://, not {url!r:.80}")
+        raise ConfigError("endpoint_url must start with http:// or https://")
     parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise ConfigError("endpoint_url must not hold credentials")
+    shown = f"{parts.scheme}://{parts.netloc}"  # what else it has may be a secret
     try:
         _ = parts.port
     except ValueError:
-        raise ConfigError(f"endpoint_url has no such port: {url!r:.80}") from None
+        raise ConfigError(f"endpoint_url has no such port: {shown!r:.80}") from None
     if not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment:
-        raise ConfigError(f"endpoint_url must be scheme://host:port alone, not {url!r:.80}")
-    if "@" in parts.netloc:
-        raise ConfigError("endpoint_url must not hold credentials")
+        raise ConfigError(f"endpoint_url must be scheme://host:port alone: {shown!r:.80}")
     if not options.tls and (options.ca_file is not None or not options.tls_verify):
         raise ConfigError("ca_file and tls_verify are for https, and the endpoint is http")
     in_the_clear = not options.tls and not is_loopback(parts.hostname)

@@ -376,7 +376,8 @@ class SharedFile:
             with self._sight:
                 map_, self._map, self._writer = self._map, None, None
                 map_.close()
-            os.close(self._fd)
+            with steps.typed(self._names, "close"):
+                os.close(self._fd)
 
     def _open_reader(self) -> None:
         with steps.typed(self._names, "open"):

@@ -122,8 +122,7 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
 def _complete(names: Names, map_: Map, fd: int, index: Index) -> None:
     _write_shared_blocks(map_, fd)
     _write_end(map_.plan, fd, index)
-    if map_.plan.durable:
-        files.sync(fd)
+    (files.sync if map_.plan.durable else files.flush)(fd)
     if map_.in_doubt:
         _read_again(names, map_.plan, fd, index)
     files.set_mode(fd, _READ_ONLY)

@@ -113,7 +113,12 @@ def _make_map(names: Names, plan: Plan) -> Map:
         if plan.durable:
             files.sync(fd)
         map_ = open_map(fd, plan, dirfd=names.dirfd, name=temporary)
-        files.move(names.dirfd, temporary, names.map, replace=False)
+        try:
+            files.move(names.dirfd, temporary, names.map, replace=False)
+        except OSError:
+            fd = os.dup(fd)  # the map closes its own
+            map_.close()
+            raise
     except (FileExistsError, FileNotFoundError):  # taken, or swept by another creator
         os.close(fd)
         names.remove(temporary)

@@ -132,9 +132,9 @@ class Writer:
         """
         if not self.stop():
             return
-        if self._ranks and self._map.plan.durable:
+        if self._ranks:
             with self._failing(min(self._ranks), "sync"):
-                files.sync(self._fd)
+                (files.sync if self._map.plan.durable else files.flush)(self._fd)
         for rank in self._ranks:
             self._map.unlock(rank)
         self._map.tell()

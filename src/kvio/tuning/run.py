@@ -19,7 +19,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from kvio.backends.posix.root import CALIBRATION_NAME, TEMP_MARK, is_leftover, temp_prefix
+from kvio.backends.posix.root import (
+    CALIBRATION_NAME,
+    TEMP_MARK,
+    is_leftover,
+    read_calibration,
+    temp_prefix,
+)
 from kvio.errors import ConfigError, UnsupportedError, storage_error
 from kvio.medium import Medium, examine
 from kvio.policies import Calibration, dump_calibration, load_calibration
@@ -141,11 +147,10 @@ def load(path: str) -> Tuning:
     """
     source = os.path.join(path, CALIBRATION_NAME)
     try:
-        with open(source, encoding="utf-8") as file:
-            text = file.read()
+        text = read_calibration(path)
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"no calibration in {path!r}; kvio tune makes one") from None
-    except UnicodeDecodeError:
+    except ValueError:
         raise ConfigError(f"{source} is not a calibration file; tune again") from None
     except OSError as exc:
         raise storage_error(exc.errno or errno.EIO, f"read {source!r}") from exc

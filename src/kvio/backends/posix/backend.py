@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -22,10 +23,18 @@ from kvio.backends.posix.root import (
     TEMP_MARK,
     is_leftover,
     open_root,
+    read_calibration,
     temp_prefix,
 )
 from kvio.buffers import BouncePool, total_bytes
-from kvio.errors import BlockNotFoundError, ConfigError, KvioError, UnsupportedError, storage_error
+from kvio.errors import (
+    BlockNotFoundError,
+    ConfigError,
+    KvioError,
+    StorageError,
+    UnsupportedError,
+    storage_error,
+)
 from kvio.medium import Medium, examine
 from kvio.policies import BY_SIZE, CACHE_AWARE, Always, Policy, load_calibration
 from kvio.policies import Hybrid as HybridPolicy
@@ -123,11 +132,11 @@ class PosixBackend(Backend):
 
     def _make_directories(self, directories: Directories) -> None:
         try:
-            make_fan_out(directories)
-        except OSError as exc:
+            with self._typed("make the directories of"):
+                make_fan_out(directories)
+        except StorageError:
             directories.close()
-            doing = f"make the directories of root {self.options.root!r}"
-            raise storage_error(exc.errno or errno.EIO, doing) from exc
+            raise
 
     def _refuse_what_cannot_be(self, medium: Medium) -> None:
         options = self.options
@@ -258,20 +267,33 @@ class PosixBackend(Backend):
         return True
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
-        for directory, name in walk_files(self._rootfd, self.options.layout):
-            key = key_of(self.options.layout, directory, name)
-            if key is not None and key.startswith(prefix):
-                yield key
+        with self._typed("list the keys of"):
+            for directory, name in walk_files(self._rootfd, self.options.layout):
+                key = key_of(self.options.layout, directory, name)
+                if key is not None and key.startswith(prefix):
+                    yield key
 
     def sweep(self, *, older_than_s: float, dry_run: bool = False) -> list[str]:
         swept = []
-        for directory, name in walk_files(self._rootfd, self.options.layout):
-            path = Path(self.options.root, directory, name)
-            if name.startswith(TEMP_MARK) and is_leftover(path, older_than_s=older_than_s):
-                if not dry_run:
-                    path.unlink(missing_ok=True)
-                swept.append(str(path))
+        with self._typed("sweep"):
+            for directory, name in walk_files(self._rootfd, self.options.layout):
+                path = Path(self.options.root, directory, name)
+                if name.startswith(TEMP_MARK) and is_leftover(path, older_than_s=older_than_s):
+                    if not dry_run:
+                        path.unlink(missing_ok=True)
+                    swept.append(str(path))
         return swept
+
+    @contextmanager
+    def _typed(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            if isinstance(exc, KvioError):
+                raise
+            raise storage_error(
+                exc.errno or errno.EIO, f"{doing} root {self.options.root!r}", backend=self.name
+            ) from exc
 
     @property
     def modes_taken(self) -> dict[str, int]:
@@ -316,11 +338,11 @@ class Hybrid(PosixBackend):
         if not medium.direct_io:
             return Always(IOMode.BUFFERED)
         path = Path(self.options.root, CALIBRATION_NAME)
-        if self.options.calibration == "none" or not path.exists():
+        if self.options.calibration == "none" or not os.path.lexists(path):
             return HybridPolicy(CACHE_AWARE if medium.cachestat else BY_SIZE)
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
+            text = read_calibration(self.options.root)
+        except (OSError, ValueError) as exc:
             raise ConfigError(f"cannot read the calibration {path}: {exc}") from exc
         calibration = load_calibration(text, str(path))
         if not medium.dontcache:

@@ -28,6 +28,7 @@ VERIFY: Final = {
 }
 _ANY_SIZE: Final = 1 << 40
 _STALE: Final = -errno.ESTALE
+_STALE_TRIES: Final = 8
 
 
 def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -290,15 +291,22 @@ class Engine:
         create: bool,  # noqa: FBT001
         leased: list[int],
     ) -> None:
-        """Run once more what hit a directory that was removed under us."""
+        """Run again what hit a directory that was removed under us, or a file that was replaced.
+
+        A file is stale only where another machine or a FUSE server replaces it; another may
+        replace the next one.
+        """
         for index, answer in enumerate(ops.answers()):
-            if answer.status != _STALE:
-                continue
-            path = LEAVES[ops.leaf(index)] if self.places else split_key(keys[index])[0]
-            try:
-                self.directories.refresh(path, create=create)
-            except OSError as exc:
-                fd = -(exc.errno or errno.EIO)
-            else:
-                fd = self._directory(path, create, leased)
-            ops.run_again(function, call, index, fd)
+            status = answer.status
+            for _ in range(_STALE_TRIES):
+                if status != _STALE:
+                    break
+                path = LEAVES[ops.leaf(index)] if self.places else split_key(keys[index])[0]
+                try:
+                    self.directories.refresh(path, create=create)
+                except OSError as exc:
+                    fd = -(exc.errno or errno.EIO)
+                else:
+                    fd = self._directory(path, create, leased)
+                ops.run_again(function, call, index, fd)
+                status = ops.ops[index].status

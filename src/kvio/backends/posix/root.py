@@ -14,6 +14,7 @@ from kvio.errors import AccessDeniedError, ConfigError, storage_error
 #: Temporaries start with a dot, which no key does.
 TEMP_MARK = ".kvio-tmp-"
 CALIBRATION_NAME = ".kvio-calibration.json"
+_CALIBRATION_BYTES = 4 << 20
 
 
 def open_root(path: str, *, create: bool, shared: bool, durable: bool = False) -> int:
@@ -116,3 +117,23 @@ def _alive(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
+
+
+def read_calibration(path: str) -> str:
+    """Read the calibration file of a root, never through a link, a pipe or more than it can be.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        ValueError: it is no small file of text.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(os.path.join(path, CALIBRATION_NAME), flags)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("it is no file")
+        text = os.read(fd, _CALIBRATION_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(text) > _CALIBRATION_BYTES:
+        raise ValueError(f"it has more than {_CALIBRATION_BYTES} bytes")
+    return text.decode()
