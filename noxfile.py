@@ -284,13 +284,35 @@ def s3(session: nox.Session) -> None:
         session.run("python", "-m", "pytest", *arguments, env={"KVIO_S3_SERVER": server})
 
 
-@nox.session(default=False)
+@nox.session(default=False, python=["3.11", "3.12"])
 def dlio(session: nox.Session) -> None:
-    """Run DLIO 2.0.0 on kvio: every phase, one and two ranks, a disk and an S3 server."""
-    install(session, "test", "s3", "dlio", extras="[cli,dlio]")
-    session.install("--no-deps", *group("dlio-itself"))
+    """Run DLIO 2.0.0 on kvio: every phase, one and two ranks, disks and S3; then beside stock."""
+    install_dlio(session, "test")
     session.run("python", "-m", "tests.s3.servers")
-    session.run("python", "-m", "pytest", *(session.posargs or ("tests/connectors/dlio",)))
+    tests = ("tests/connectors/dlio", "tests/test_experiment_dlio_itself.py")
+    session.run("python", "-m", "pytest", *(session.posargs or tests))
+    if not session.posargs:
+        session.run("kvio", "experiment", "dlio", "--rounds", "1")
+
+
+@nox.session(default=False)
+def compare_dlio(session: nox.Session) -> None:
+    """Compare DLIO's own metrics on kvio with stock's; arguments go to ``kvio experiment dlio``.
+
+    After a first argument ``torch`` stock's own loader takes part too; that takes 6 GB.
+    """
+    arguments = session.posargs
+    install_dlio(session)
+    if arguments[:1] == ["torch"]:
+        session.install(".[torch]")
+        arguments = arguments[1:]
+    session.run("kvio", "experiment", "dlio", *arguments)
+
+
+def install_dlio(session: nox.Session, *groups: str) -> None:
+    """Install kvio with DLIO 2.0.0, an mpirun and the S3 libraries."""
+    install(session, *groups, "s3", "dlio", extras="[cli,plot,dlio]")
+    session.install("--no-deps", *group("dlio-itself"))
 
 
 @nox.session(default=False)
