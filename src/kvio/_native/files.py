@@ -116,8 +116,12 @@ class Words:
 
 
 def count_bytes(cell: Any, data: memoryview, behind: int) -> None:
-    """Count bytes as written to a cell, *behind* bytes before its end."""
-    lib.kvio_shared_count(cell, from_buffer(data), len(data), behind)
+    """Count bytes as written to a cell, *behind* bytes before its end.
+
+    Raises:
+        OSError: the map cannot be written any more.
+    """
+    check(lib.kvio_shared_count(cell, from_buffer(data), len(data), behind))
 
 
 def make_stripe(

@@ -9,7 +9,23 @@
 #include "transfer.h"
 
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <time.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23	/* Linux 5.14 */
+#endif
+
+/* Make ready for a store into a mapped file.  A page that writeback has cleaned asks the
+ * file system for leave to be written: one that is dead, or has no room to copy it, says
+ * so by a SIGBUS, or here by EFAULT.  Kernels before 5.14 do not know the question. */
+static int ready(const void *at, size_t nbytes)
+{
+	uintptr_t start = (uintptr_t)at & ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
+	size_t length = (uintptr_t)at + nbytes - start;
+
+	return madvise((void *)start, length, MADV_POPULATE_WRITE) && errno == EFAULT ? -EIO : 0;
+}
 
 /* How many bytes of the cell have been written, these included. */
 static uint64_t count(kvio_cell *cell, uint32_t crc, uint64_t behind, uint64_t nbytes)
@@ -42,6 +58,13 @@ int kvio_shared_write(kvio_call *call, kvio_op *op, const kvio_stripe *stripe)
 		at += n;
 		if (!stripe->cells)
 			continue;
+		op->status = ready(&stripe->cells[cell], sizeof(kvio_cell));
+		if (!op->status)
+			op->status = ready(stripe->progress, sizeof(*stripe->progress));
+		if (op->status < 0) {
+			op->site = KVIO_SITE_WRITE;
+			return op->status;
+		}
 		whole = cell_end - (cell_start > stripe->start ? cell_start : stripe->start);
 		if (count(&stripe->cells[cell], crc, cell_end - at, n) == whole)
 			kvio_bump_word(stripe->progress);
@@ -69,9 +92,13 @@ int kvio_shared_write_one(const kvio_call *shared, kvio_fault *fault, void *boun
 }
 
 /* Count bytes that stand elsewhere for now, in a block that several writers share. */
-void kvio_shared_count(kvio_cell *cell, const void *bytes, size_t nbytes, uint64_t behind)
+int kvio_shared_count(kvio_cell *cell, const void *bytes, size_t nbytes, uint64_t behind)
 {
-	count(cell, kvio_crc32c(0, bytes, nbytes), behind, nbytes);
+	int r = ready(cell, sizeof(*cell));
+
+	if (!r)
+		count(cell, kvio_crc32c(0, bytes, nbytes), behind, nbytes);
+	return r;
 }
 
 int kvio_file_create(kvio_fault *fault, int dirfd, const char *name)

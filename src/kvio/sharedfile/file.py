@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from kvio import forks
 from kvio.buffers import Data
-from kvio.errors import ConfigError, StoreClosedError, UnsupportedError
+from kvio.errors import ConfigError, StorageError, StoreClosedError, UnsupportedError
 from kvio.sharedfile import opening, ranks, sealing, steps
 from kvio.sharedfile.layout import Extent, Layout, Missing
 from kvio.sharedfile.map import CANNOT_WRITE, Map, State
@@ -261,7 +262,9 @@ class SharedFile:
         """
         states = State.OPEN, State.SEALING, State.FAILED, State.ABORTED
         with self._sight:
-            self._sealing(*states).state = State.ABORTED  # a seal that waits gives up
+            map_ = self._sealing(*states)
+            with suppress(StorageError):  # names can be removed where nothing can be noted
+                map_.state = State.ABORTED  # a seal that waits gives up
         with self._door:
             map_ = self._sealing(*states)
             self._stop_own()

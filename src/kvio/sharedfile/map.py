@@ -60,6 +60,10 @@ CANNOT_WRITE: Final = {
 }
 
 
+#: Of madvise(2); Linux 5.14.
+_MADV_POPULATE_WRITE: Final = 23
+
+
 class Map:
     """A mapped map; the words in it are shared with every process that has it open."""
 
@@ -86,6 +90,7 @@ class Map:
 
     @state.setter
     def state(self, state: State) -> None:
+        self._reach(STATE_AT)
         _U32.pack_into(self._view, STATE_AT, state)
         self.tell()
 
@@ -96,12 +101,14 @@ class Map:
 
     def doubt(self) -> None:
         """Say that what was written must be read again before a seal."""
+        self._reach(DOUBT_AT)
         _U32.pack_into(self._view, DOUBT_AT, 1)
 
     def belong_to(self, boot_id: bytes) -> None:
         """Say that it is of this boot from now on; none of its cells may count."""
         self.plan = replace(self.plan, boot_id=boot_id)
         head, _ = plans.pack(self.plan)
+        self._reach(0, len(head))
         self._view[: len(head)] = head
 
     @property
@@ -112,7 +119,24 @@ class Map:
 
     @inode.setter
     def inode(self, inode: tuple[int, int]) -> None:
+        self._reach(INODE_AT)
         _INODE.pack_into(self._view, INODE_AT, *inode)
+
+    def _reach(self, at: int, nbytes: int = 1) -> None:
+        """Make ready for a store.
+
+        A page that writeback has cleaned asks the file system for leave to be written: one that is
+        dead, or has no room to copy it, would answer with a SIGBUS.
+
+        Raises:
+            StorageError: it would.
+        """
+        start = at // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            self._memory.madvise(_MADV_POPULATE_WRITE, start, at + nbytes - start)
+        except OSError as exc:
+            if exc.errno == errno.EFAULT:  # a kernel before 5.14 does not know the question
+                raise storage_error(errno.EIO, "note progress in the map of a shared file") from exc
 
     def _word(self, at: int) -> int:
         return int(_U32.unpack_from(self._view, at)[0])
@@ -121,6 +145,7 @@ class Map:
 
     def tell(self) -> None:
         """Wake who waits for progress."""
+        self._reach(PROGRESS_AT)
         self._words.bump(PROGRESS_AT)
 
     def progress(self) -> int:
@@ -154,6 +179,7 @@ class Map:
 
     def clear(self, number: int) -> None:
         """Forget what was written of a cell."""
+        self._reach(self.plan.cells_at + 8 * number, 8)
         self._rows[2 * number] = self._rows[2 * number + 1] = 0
 
     def missing(self, rank: int | None = None) -> Iterator[Missing]:
@@ -171,9 +197,10 @@ class Map:
                 yield Missing(owner, start, end - start)
 
     def block(self, index: int) -> memoryview:
-        """View a file block that several writers share, by its place among them."""
+        """View a file block that several writers share, by its place among them, to write it."""
         align = self.plan.layout.align
         at = self.plan.blocks_at + index * align
+        self._reach(at, align)
         return self._view[at : at + align]
 
     # Writers.
@@ -181,6 +208,7 @@ class Map:
     def fail(self, rank: int, number: int) -> None:
         """Say that a writer's I/O failed: the file can only be aborted."""
         at = plans.WRITERS_AT + WRITER_BYTES * rank
+        self._reach(at, WRITER_BYTES)
         _WRITER.pack_into(self._view, at, 1, number, os.getpid(), 0)
         self.state = State.FAILED
 

@@ -14,6 +14,7 @@ from kvio._native import files
 from kvio.errors import (
     BlockExistsError,
     CorruptBlockError,
+    StorageError,
     StorageTimeoutError,
     StoreClosedError,
     storage_error,
@@ -98,7 +99,8 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
         try:
             _complete(names, map_, fd, index)
         except OSError:  # an inode that lost bytes is never trusted again
-            map_.state = State.FAILED
+            with suppress(StorageError):
+                map_.state = State.FAILED
             raise
         to_read = files.open_file(names.dirfd, names.data, os.O_RDONLY)
         try:

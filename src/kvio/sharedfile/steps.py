@@ -29,6 +29,7 @@ from kvio.errors import (
     BlockNotFoundError,
     CorruptBlockError,
     KvioError,
+    StorageError,
     UnsupportedError,
     storage_error,
 )
@@ -177,7 +178,8 @@ def _set_direct(fd: int, plan: Plan) -> None:
 
 def _drop(names: Names, map_: Map) -> None:
     """Remove all there is, the map last: until then the name is taken."""
-    map_.state = State.ABORTED
+    with suppress(StorageError):  # names can be removed where nothing can be noted
+        map_.state = State.ABORTED
     if _is_still(names, map_):
         names.remove(names.data)
         names.remove(names.map)

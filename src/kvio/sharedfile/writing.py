@@ -6,7 +6,7 @@ import errno
 import operator
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,7 +109,7 @@ class Writer:
         except KvioError:
             raise
         except BaseException:  # what was written of it is not known
-            self._map.fail(self._layout.stripe_at(offset).rank, errno.ECANCELED)
+            self._note_failure(self._layout.stripe_at(offset).rank, errno.ECANCELED)
             raise
         finally:
             with self._lock:
@@ -291,9 +291,13 @@ class Writer:
         except OSError as exc:
             raise self._failure(exc, rank, doing) from exc
 
+    def _note_failure(self, rank: int, number: int) -> None:
+        with suppress(StorageError):  # where that cannot be noted, no seal can be either
+            self._map.fail(rank, number)
+
     def _failure(self, exc: OSError, rank: int, doing: str) -> StorageError:
         number = exc.errno or errno.EIO
-        self._map.fail(rank, number)
+        self._note_failure(rank, number)
         if isinstance(exc, StorageError):
             return exc
         error = storage_error(number, f"{doing} of rank {rank} to {self._path!r}")
