@@ -1,0 +1,27 @@
+"""Where what is damaged lies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.media import filesystem_of
+
+_SHM: Final = Path("/dev/shm")
+
+
+@pytest.fixture
+def quick_place(tmp_path: Path) -> Iterator[Path]:
+    """Give a fresh directory, in memory where there is one: a reader is tested, not a medium."""
+    if not os.access(_SHM, os.W_OK) or filesystem_of(_SHM) != "tmpfs":
+        path = tmp_path / "place"
+    else:
+        path = _SHM / f"kvio-rot-{os.getpid()}-{tmp_path.name}"
+    path.mkdir(mode=0o700)
+    yield path
+    shutil.rmtree(path)

@@ -1,0 +1,1 @@
+"""Nothing that others choose — names, bytes, links, modes — makes kvio reach beyond its root."""
