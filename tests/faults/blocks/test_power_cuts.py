@@ -1,0 +1,96 @@
+"""After a power cut, what had a receipt is there, and what is there is whole or known not to be.
+
+Real file systems over a disk that keeps a log: see `replay` for how states are made, and the
+package's docstring for what that needs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.faults import mutants
+from tests.faults.blocks import disk, workload
+from tests.faults.blocks.processes import LIMIT_S, tell
+from tests.faults.sizes import FULL, seed, size
+from tests.faults.totals import Tally
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+_STATES: Final = size(5, 450)
+#: All of the campaign is as many tests as may run side by side; the slice starts few processes.
+_GROUPS: Final = [(name,) for name in workload.SCENARIOS] if FULL else [tuple(workload.SCENARIOS)]
+#: Where each is seen, the clearest first. Direct I/O is no place to look for a file sync that was
+#: left out: its bytes are on the disk, and the directory's sync flushes them.
+_SHOWN_BY: Final = {
+    "no_directory_sync": ("new", "replace", "batches", "delete", "staged", "shared"),
+    "no_file_sync": ("new", "replace", "batches", "staged", "shared", "plain"),
+    "rename_without_sync": ("named-new", "named-replace", "shared"),
+    "link_before_sync": ("new", "replace", "staged", "plain"),
+}
+_SEEN: Final = frozenset(("lost", "torn", "wrong"))
+_MUTANT_STATES: Final = size(12, 60)
+
+
+def count(found: Sequence[Mapping[str, Any]], tally: Tally) -> Counter[str]:
+    """Count into the line of totals; what was bad, in all."""
+    bad: Counter[str] = Counter()
+    for one in found:
+        bad.update(one["bad"])
+        tally.add(states=one["states"], receipts=one["receipts"])
+    tally.add(lost=bad["lost"] + bad["unmountable"], torn=bad["torn"] + bad["wrong"])
+    return bad
+
+
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("scenarios", _GROUPS, ids=lambda names: names[0] if FULL else "all")
+@pytest.mark.parametrize("kind", disk.FILESYSTEMS)
+def test_what_was_durable_survives_a_power_cut(
+    kind: str, scenarios: Sequence[str], server: Path, tmp_path: Path, tally: Tally
+) -> None:
+    """In every state of the disk: no receipt lost, no name torn, nothing but temporaries left."""
+    disk.need(kind)
+    found = tell("cutting", tmp_path, server, kind, _STATES, seed(), *scenarios)
+    bad = count(found, tally)
+
+    assert [one["scenario"] for one in found] == list(scenarios)
+    assert all(one["states"] > 0 and one["receipts"] > 0 for one in found)
+    assert not FULL or "visible" not in scenarios or found[0]["told"], "no cut tore anything"
+    assert not bad, "\n".join(line for one in found for line in one["examples"])
+
+
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("mutant", _SHOWN_BY)
+@pytest.mark.parametrize("kind", disk.FILESYSTEMS)
+def test_a_broken_protocol_is_caught(
+    kind: str, mutant: str, server: Path, mutant_library: Path, tmp_path: Path, tally: Tally
+) -> None:
+    """A protocol that leaves out a sync loses receipts or tears names, and that is seen."""
+    disk.need(kind)
+    more = mutants.environment(mutant_library, mutant)
+    scenarios = _SHOWN_BY[mutant] if FULL else _SHOWN_BY[mutant][:1]
+    arguments = (tmp_path, server, kind, _MUTANT_STATES, seed(), *scenarios)
+    found = tell("cutting", *arguments, more=more)
+    missed = [one["scenario"] for one in found if not set(one["bad"]) & _SEEN]
+
+    tally.add(mutants=len(found), caught=len(found) - len(missed))
+    assert not missed, f"{mutant} was not caught on {kind} by {missed}"
+
+
+@pytest.mark.parametrize("kind", disk.FILESYSTEMS)
+def test_a_sync_behind_the_link_keeps_receipts_by_the_journals_design(
+    kind: str, server: Path, mutant_library: Path, tmp_path: Path
+) -> None:
+    """Syncing a file commits its new name on these file systems: known of them, not promised.
+
+    So this protocol, which kvio does not use, is no mutant that could be caught by lost receipts.
+    """
+    disk.need(kind)
+    more = mutants.environment(mutant_library, mutants.CONTROL)
+    arguments = (tmp_path, server, kind, _MUTANT_STATES, seed(), "new")
+    (found,) = tell("cutting", *arguments, more=more)
+
+    assert "lost" not in found["bad"], found["examples"]
