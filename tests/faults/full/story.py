@@ -1,0 +1,175 @@
+"""What kvio does on a medium that fills up, told as plain values.
+
+    python -m tests.faults.full.story ROOT WAY HUGE
+
+A story judges nothing. `judge` holds what was told against what lies on the medium, read without
+kvio; a broken kvio may have told it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import kvio
+from kvio.url import OptionValue
+from tests.posix import faultlab
+
+#: Blocks that fill the medium, and some that are small; all of them odd.
+BLOCK: Final = 200_001
+SMALL: Final = 3_001
+#: No medium here holds so many of them.
+MOST: Final = 60
+
+Room = Callable[[], int]
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to write."""
+
+    backend: str = "posix-tmpfile"
+    durability: str = "durable"
+    layout: str = "block"
+    publish: str = "auto"
+    options: dict[str, OptionValue] = field(default_factory=dict)
+
+    def open(self, root: Path, **more: OptionValue) -> kvio.Store:
+        """Open a store."""
+        options: dict[str, OptionValue] = {
+            "durability": self.durability,
+            "layout": self.layout,
+            "publish": self.publish,
+            "segment_bytes": 65536,
+            "chunk_bytes": 65536,
+        }
+        return kvio.open_store(self.backend, root=root, options={**options, **self.options, **more})
+
+
+WAYS: Final = {
+    "tmpfile": Way(durability="visible"),
+    "tmpfile-durable": Way(),
+    "direct-durable": Way("posix-direct"),
+    "renamed": Way(durability="visible", publish="rename"),
+    "renamed-durable": Way(publish="rename"),
+    "plain-durable": Way(layout="plain"),
+}
+#: Late errors: what NFS takes it may have to give back; its fsync is believed because we say so.
+NFS_WAYS: Final = {
+    "nfs-visible": Way(durability="visible"),
+    "nfs-durable": Way(options={"trust_fsync": True}),
+    "nfs-direct": Way("posix-direct", options={"trust_fsync": True}),
+    "nfs-plain": Way(layout="plain", durability="visible"),
+}
+
+
+def content(key: str, nbytes: int) -> bytes:
+    """Give the bytes of a block."""
+    return faultlab.pattern(faultlab.crc32c(key.encode()), nbytes)
+
+
+def error_told(error: BaseException | None) -> list[Any]:
+    """Tell an error: its class, its errno and its key."""
+    number = getattr(error, "errno", None)
+    name = errno.errorcode.get(number, number) if number else number
+    return [type(error).__name__, name, getattr(error, "key", None)]
+
+
+def attempt(store: kvio.Store, key: str, nbytes: int) -> list[Any]:
+    """Write a block; how it failed, or nothing."""
+    try:
+        store.write_block(key, content(key, nbytes), if_exists="replace")
+    except kvio.KvioError as exc:
+        return error_told(exc)
+    return []
+
+
+def tell(store: kvio.Store, huge: int, room: Room) -> dict[str, Any]:
+    """Fill a medium with blocks, go on on a full one, and make some room."""
+    stored: list[str] = []
+    failure: list[Any] = []
+    while not failure and len(stored) < MOST:
+        key = f"k{len(stored)}"
+        failure = attempt(store, key, BLOCK)
+        stored += [] if failure else [key]
+    told: dict[str, Any] = {"stored": stored, "failure": failure}
+    again = f"k{len(stored)}"
+    told["again"], before = attempt(store, again, huge), room()
+    told["once more"], told["lost room"] = attempt(store, again, huge), before - room()
+    told["replaced"] = attempt(store, stored[0], huge)
+    sizes = {f"b{i}": huge if i % 2 else SMALL for i in range(5)}
+    told["gone"], told["kept"] = stored[1:5], [stored[0], *stored[5:]]
+    told["deleted"] = [result.ok for result in store.delete_blocks(told["gone"])]
+    results = store.write_blocks([(key, content(key, n)) for key, n in sizes.items()])
+    told["batch"] = [
+        [one.key, sizes[one.key], one.ok, one.receipt is not None, error_told(one.error)]
+        for one in results
+    ]
+    room()  # what was removed is gone
+    told["after"] = attempt(store, "after", SMALL)
+    return told
+
+
+def judge(
+    told: dict[str, Any], root: Path, *, layout: str = "block", numbers: tuple[str, ...]
+) -> None:
+    """Hold what was told against the medium; *numbers*: names of errnos that are right."""
+
+    def peek(key: str) -> bytes | None:
+        return faultlab.peek(root, key, layout=layout)
+
+    assert 8 <= len(told["stored"]) < MOST, f"{len(told['stored'])} blocks fill it"
+    failed = f"k{len(told['stored'])}"
+    for name in ("failure", "again", "once more"):
+        assert told[name] in [["StorageFullError", number, failed] for number in numbers]
+    assert told["replaced"][:1] == ["StorageFullError"]
+    assert peek(failed) is None
+    for key in told["kept"]:
+        assert peek(key) == content(key, BLOCK), key
+    assert all(told["deleted"])
+    assert [peek(key) for key in told["gone"]] == [None] * len(told["gone"])
+    for key, nbytes, ok, receipt, error in told["batch"]:
+        # A small block may find no room while a large one, beside it, is being tried.
+        assert ok == receipt <= (nbytes == SMALL), (key, error)
+        assert peek(key) == (content(key, nbytes) if ok else None), key
+        assert ok or error[0] == "StorageFullError"
+    assert told["after"] == []
+    assert peek("after") == content("after", SMALL)
+    assert not faultlab.temporaries(root)
+
+
+def free_bytes(root: Path) -> int:
+    """Tell how much room a file system has, once it has written what it still had to.
+
+    Xfs frees inodes behind one's back, so it is asked more than once.
+    """
+    fd = os.open(root, os.O_RDONLY)
+    try:
+        return max(_free_bytes(fd) for _ in range(5))
+    finally:
+        os.close(fd)
+
+
+def _free_bytes(fd: int) -> int:
+    _libc.syncfs(fd)
+    info = os.fstatvfs(fd)
+    return info.f_bfree * info.f_frsize
+
+
+def main() -> None:
+    """Tell the story of a root, in one line of JSON."""
+    root, way, huge = sys.argv[1:]
+    with {**WAYS, **NFS_WAYS}[way].open(Path(root)) as store:
+        print(json.dumps(tell(store, int(huge), lambda: free_bytes(Path(root)))))
+
+
+if __name__ == "__main__":
+    main()

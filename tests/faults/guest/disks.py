@@ -1,0 +1,50 @@
+"""Disks of a guest: images with a file system, looked at on this machine between two lives."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+KINDS: Final = ("ext4", "xfs", "btrfs")
+_MAKERS: Final = {
+    "ext4": ("e2fsprogs", ["mkfs.ext4", "-q", "-F"]),
+    "xfs": ("xfsprogs", ["mkfs.xfs", "-q", "-f"]),
+    "btrfs": ("btrfs-progs", ["mkfs.btrfs", "-q", "-f"]),
+}
+
+
+def make_disk(work: Path, kind: str, size_mib: int, *options: str) -> Path:
+    """Make an image with an empty file system."""
+    package, maker = _MAKERS[kind]
+    if shutil.which(maker[0]) is None:
+        pytest.skip(f"needs {maker[0]} (Debian package {package})")
+    image = work / f"{kind}.img"
+    image.touch()
+    os.truncate(image, size_mib << 20)
+    subprocess.run([*maker, *options, str(image)], check=True, capture_output=True, timeout=60)
+    return image
+
+
+@contextmanager
+def mounted(image: Path, kind: str) -> Iterator[Path]:
+    """Mount an image, which replays its journal; its root. Not to be mounted is a failure."""
+    where = image.with_suffix(".mounted")
+    where.mkdir(exist_ok=True)
+    command = ["mount", "-t", kind, "-o", "loop", str(image), str(where)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if "loop" in done.stderr and not Path("/dev/loop-control").exists():
+        pytest.skip("no loop devices here")
+    assert done.returncode == 0, f"{kind} does not come back: {done.stderr}"
+    try:
+        yield where
+    finally:
+        ended = subprocess.run(["umount", str(where)], capture_output=True, check=False)
+        if ended.returncode:  # a test that failed may have left a store open
+            subprocess.run(["umount", "-l", str(where)], check=True)

@@ -1,0 +1,1 @@
+"""The whole contract where kernel, file system or privileges lack what kvio likes best."""
