@@ -28,7 +28,8 @@ class Settings:
         checkpoint: the URL of the store of checkpoints; None: that of the samples.
         options: more options of the store of samples, as in its URL.
         staging_dir: where generators that write files themselves do so; None: shared memory.
-        write_threads: how many generated files a rank stores at a time.
+        write_threads: how many generated files a rank stores at a time; None: two, or one after the
+            other where that takes no time.
         decode: whether readers make arrays of what they read, as DLIO's own do.
     """
 
@@ -36,7 +37,7 @@ class Settings:
     checkpoint: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     staging_dir: str | None = None
-    write_threads: int = 2
+    write_threads: int | None = None
     decode: bool = True
 
     def __post_init__(self) -> None:
@@ -48,7 +49,7 @@ class Settings:
             raise ConfigError(
                 f"DLIO on kvio: 'options' must be a mapping, not {_kind(self.options)}"
             )
-        threads = self.write_threads
+        threads = 1 if self.write_threads is None else self.write_threads
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise ConfigError(f"DLIO on kvio: 'write_threads' must be at least 1, not {threads!r}")
         if not isinstance(self.decode, bool):

@@ -6,23 +6,29 @@ import contextlib
 import mmap
 import os
 import shutil
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
-from typing import Any
+from typing import Any, Final
 
 from kvio.connectors.dlio import blocks, scratch
 from kvio.connectors.dlio.names import key_of
 from kvio.connectors.dlio.storage import KvioStorage
 from kvio.errors import ConfigError, KvioError, StorageError, UnsupportedError
 
+#: Where nothing is asked for: files stored at a time, and how long one must take for that. Waking a
+#: thread and waiting for the interpreter take about a millisecond of a small file.
+_THREADS: Final = 2
+_WORTH_A_THREAD_S: Final = 2e-3
+
 
 class StagingStorage(KvioStorage):
     """Names a file to write where a key is asked for, and stores it when the next one is.
 
     A generator asks for a name when it is done with the file before, and makes the next file while
-    as many as `Settings.write_threads` are stored.
+    as many as `Settings.write_threads` are stored, unless storing one is too short to be shared.
     """
 
     def __init__(self, namespace: str, framework: object = None) -> None:
@@ -36,8 +42,10 @@ class StagingStorage(KvioStorage):
         self.generating = ""
         self._folder = self._directory
         self._folders = {self._directory}
-        self._storing: deque[Future[None]] = deque()
-        self._at_a_time = settings.write_threads
+        self._storing: deque[Future[float]] = deque()
+        self._at_a_time = settings.write_threads or _THREADS
+        self._chooses = settings.write_threads is None
+        self._took_s = _WORTH_A_THREAD_S
         self._pool = ThreadPoolExecutor(self._at_a_time, thread_name_prefix="kvio-dlio-staging")
 
     def get_uri(self, id: object) -> str:  # noqa: A002  # DLIO's name
@@ -79,24 +87,30 @@ class StagingStorage(KvioStorage):
             held = open(path, "rb", buffering=0)  # noqa: SIM115  # `_store` closes it
             os.unlink(path)
             key = path.removeprefix(f"{self._directory}/")
-            self._storing.append(self._pool.submit(_store, held, key))
+            if self._chooses and self._took_s < _WORTH_A_THREAD_S:
+                self._took_s = _store(held, key)
+            else:
+                self._storing.append(self._pool.submit(_store, held, key))
 
     def _wait(self, *, under_way: int) -> None:
         while len(self._storing) > under_way:
-            self._storing.popleft().result()
+            self._took_s = self._storing.popleft().result()
 
 
-def _store(file: FileIO, key: str) -> None:
+def _store(file: FileIO, key: str) -> float:
+    """Store a file, and tell how long that took."""
+    begun = time.perf_counter()
     with file:
         if os.fstat(file.fileno()).st_size == 0:
             blocks.write_sample(key, b"")
-            return
+            return time.perf_counter() - begun
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             blocks.write_sample(key, memory)
         finally:
             with contextlib.suppress(BufferError):  # the traceback of an error still looks at it
                 memory.close()
+    return time.perf_counter() - begun
 
 
 class StagedGenerator:

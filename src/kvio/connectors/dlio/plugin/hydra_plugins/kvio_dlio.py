@@ -21,7 +21,7 @@ def _register() -> None:
                 "options": {},
                 "checkpoint": None,
                 "staging_dir": None,
-                "write_threads": 2,
+                "write_threads": None,
                 "decode": True,
             },
             "workload": {"storage": {"storage_type": "parallel_fs", "storage_root": "kvio"}},
