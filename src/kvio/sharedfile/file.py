@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from kvio import forks
 from kvio.buffers import Data
-from kvio.errors import ConfigError, StorageError, StoreClosedError, UnsupportedError
+from kvio.errors import ConfigError, StoreClosedError, UnsupportedError
 from kvio.sharedfile import opening, ranks, sealing, steps
 from kvio.sharedfile.layout import Extent, Layout, Missing
 from kvio.sharedfile.map import CANNOT_WRITE, Map, State
@@ -262,9 +262,7 @@ class SharedFile:
         """
         states = State.OPEN, State.SEALING, State.FAILED, State.ABORTED
         with self._sight:
-            map_ = self._sealing(*states)
-            with suppress(StorageError):  # names can be removed where nothing can be noted
-                map_.state = State.ABORTED  # a seal that waits gives up
+            self._sealing(*states).note(State.ABORTED)  # a seal that waits gives up
         with self._door:
             map_ = self._sealing(*states)
             self._stop_own()

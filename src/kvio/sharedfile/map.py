@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from kvio._native import files
 from kvio._native.files import Words
-from kvio.errors import storage_error
+from kvio.errors import StorageError, storage_error
 from kvio.sharedfile import plan as plans
 from kvio.sharedfile.layout import Missing, Stripe
 from kvio.sharedfile.plan import DOUBT_AT, INODE_AT, PROGRESS_AT, STATE_AT, WRITER_BYTES, Plan
@@ -93,6 +93,11 @@ class Map:
         self._reach(STATE_AT)
         _U32.pack_into(self._view, STATE_AT, state)
         self.tell()
+
+    def note(self, state: State) -> None:
+        """Set the state where the medium still takes that: names can be removed all the same."""
+        with suppress(StorageError):
+            self.state = state
 
     @property
     def in_doubt(self) -> bool:

@@ -14,7 +14,6 @@ from kvio._native import files
 from kvio.errors import (
     BlockExistsError,
     CorruptBlockError,
-    StorageError,
     StorageTimeoutError,
     StoreClosedError,
     storage_error,
@@ -99,8 +98,7 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
         try:
             _complete(names, map_, fd, index)
         except OSError:  # an inode that lost bytes is never trusted again
-            with suppress(StorageError):
-                map_.state = State.FAILED
+            map_.note(State.FAILED)
             raise
         to_read = files.open_file(names.dirfd, names.data, os.O_RDONLY)
         try:

@@ -29,7 +29,6 @@ from kvio.errors import (
     BlockNotFoundError,
     CorruptBlockError,
     KvioError,
-    StorageError,
     UnsupportedError,
     storage_error,
 )
@@ -178,8 +177,7 @@ def _set_direct(fd: int, plan: Plan) -> None:
 
 def _drop(names: Names, map_: Map) -> None:
     """Remove all there is, the map last: until then the name is taken."""
-    with suppress(StorageError):  # names can be removed where nothing can be noted
-        map_.state = State.ABORTED
+    map_.note(State.ABORTED)
     if _is_still(names, map_):
         names.remove(names.data)
         names.remove(names.map)

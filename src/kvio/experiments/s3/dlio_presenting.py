@@ -15,7 +15,7 @@ from kvio.experiments.plot import size_text
 from kvio.experiments.record import Record, present
 from kvio.experiments.s3.dlio_plan import CONTENDERS, STOCK
 from kvio.experiments.s3.dlio_tables import elapsed_speed, tables, window_speed
-from kvio.experiments.s3.drawing import _COLOURS
+from kvio.experiments.s3.drawing import COLOURS, Panel, draw_panels
 from kvio.experiments.s3.order import LIBRARIES, library_of
 from kvio.experiments.s3.plan import LIBRARIES as PART_LIBRARIES
 from kvio.experiments.s3.plan import PROCESSES, SCALE, THREADS
@@ -23,7 +23,6 @@ from kvio.experiments.s3.server import Medium
 
 NAME: Final = "s3-dlio"
 TITLE: Final = "Objects that DLIO generates through kvio and five S3 libraries"
-_MISSING: Final = "no plot: matplotlib is not installed (pip install 'kvio[plot]')"
 _STOCK_COLOUR: Final = "#7f7f7f"
 #: What is drawn of a library: a suffix of its name, what is measured, the line.
 _LINES: Final = (
@@ -74,30 +73,17 @@ def _draw(
     footnote: str,
     path: Path,
 ) -> str | None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return _MISSING
-    panels = _panels(samples)
-    if not panels:
-        return "no plot: no part has anything to draw"
-    figure = Figure(figsize=(11, 3.4 * len(panels) + 1.6), layout="constrained")
-    for (name, draw), axes in zip(
-        panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True
-    ):
-        draw(axes)
-        axes.set_title(name, loc="left", fontsize=10)
-        axes.grid(axis="y", alpha=0.3)
-        axes.set_axisbelow(True)
-    handles, labels = _legend(samples)
-    figure.legend(handles, labels, loc="outside lower center", ncols=5)
-    figure.suptitle(f"{title}\n{footnote}", fontsize=10)
-    figure.savefig(path, dpi=120)
-    return None
+    return draw_panels(
+        _panels(samples),
+        lambda: list(zip(*_legend(samples), strict=True)),
+        nothing="no part has anything to draw",
+        heading=f"{title}\n{footnote}",
+        path=path,
+    )
 
 
-def _panels(samples: Sequence[Sample]) -> list[tuple[str, Callable[[Any], None]]]:
-    made: list[tuple[str, Callable[[Any], None]]] = []
+def _panels(samples: Sequence[Sample]) -> list[Panel]:
+    made: list[Panel] = []
 
     def own(part: str) -> list[Sample]:
         return [sample for sample in samples if part in sample.facts["parts"]]
@@ -127,7 +113,7 @@ def _lines(axes: Any, *, samples: Sequence[Sample], over: str) -> None:
     for library in LIBRARIES:
         for kind, measure, line in _LINES:
             own = [sample for sample in samples if sample.contender == f"{library} {kind}"]
-            _line(axes, own, over, measure, {"color": _COLOURS[library], "ls": line})
+            _line(axes, own, over, measure, {"color": COLOURS[library], "ls": line})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(ticks, [size_text(n) if over == "object_nbytes" else str(n) for n in ticks])
@@ -166,7 +152,7 @@ def _bars(samples: Sequence[Sample], axes: Any) -> None:
                     middle,
                     0.25,
                     yerr=[[middle - min(own)], [max(own) - middle]],
-                    color=_COLOURS[library],
+                    color=COLOURS[library],
                     hatch=_HATCHES[shift],
                     edgecolor="white",
                     capsize=2,
@@ -185,7 +171,7 @@ def _cpu(samples: Sequence[Sample], axes: Any) -> None:
     names = [name for name in CONTENDERS if name in own]
     for at, name in enumerate(names):
         alone = min(own.get(STOCK, 0.0), own[name]) if name.endswith(" dlio") else 0.0
-        colour = _STOCK_COLOUR if name == STOCK else _COLOURS[library_of(name)]
+        colour = _STOCK_COLOUR if name == STOCK else COLOURS[library_of(name)]
         axes.bar(at, alone, color=_STOCK_COLOUR)
         axes.bar(at, own[name] - alone, bottom=alone, color=colour)
     labels = [name.replace(" dlio", "\nvia DLIO").replace(" kvio", "\ndirect") for name in names]
@@ -197,7 +183,7 @@ def _legend(samples: Sequence[Sample]) -> tuple[list[Any], list[str]]:
     from matplotlib.lines import Line2D
 
     found = {library_of(sample.contender) for sample in samples}
-    colours = {STOCK: _STOCK_COLOUR, **_COLOURS}
+    colours = {STOCK: _STOCK_COLOUR, **COLOURS}
     names = [name for name in (STOCK, *LIBRARIES) if name in found]
     handles = [Line2D([], [], color=colours[name], lw=3) for name in names]
     handles += (Line2D([], [], color="#000000", ls=line) for _, line in _LEGEND)

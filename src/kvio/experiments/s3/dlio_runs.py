@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from kvio import MiB, UnsupportedError
 from kvio.experiments.dlio.options import of_phase, quoted
 from kvio.experiments.dlio.process import DlioRun, run_dlio
 from kvio.experiments.s3.dlio_plan import Load
+from kvio.experiments.s3.libraries import as_by_hand, signing
 from kvio.experiments.s3.server import Server
 
 _FOLDER: Final = "data"
@@ -93,17 +93,12 @@ def generate(load: Load, library: str, server: Server, prefix: str, work: Path) 
     """
     threads = load.case.threads
     options: dict[str, Any] = {
-        # As the direct harness has them: no checksum, one request an object, no deadline but the
-        # library's own, a pool of the threads' size.
         "endpoint_url": server.url,
         "region": server.region,
         "connections": max(_CONNECTIONS, threads),
-        "checksum": "none",
-        "part_bytes": max(_PART_BYTES, load.case.nbytes + load.case.nbytes // 64),
-        "request_timeout_s": math.inf,
+        **as_by_hand(max(_PART_BYTES, load.case.nbytes + load.case.nbytes // 64)),
+        **signing(library, unsigned=server.unsigned),
     }
-    if server.unsigned and library not in ("minio", "torch"):  # which leave no choice
-        options["payload_signing"] = "unsigned"
     url = f"s3+{library}://{quote(f'{server.bucket}/{prefix}')}"
     settings = {"data": url, "options": options, "write_threads": threads}
     environment = {name: "" for name in ("AWS_SESSION_TOKEN",) if name in os.environ}

@@ -23,7 +23,7 @@ from kvio.experiments.s3.dlio_runs import (
 from kvio.experiments.s3.order import PUT, kind_of, library_of
 from kvio.experiments.s3.plan import REAL
 from kvio.experiments.s3.server import Server
-from kvio.experiments.s3.turns import Turns
+from kvio.experiments.s3.turns import Turns, end
 
 _MAIN: Final = "main"
 
@@ -68,12 +68,7 @@ class DlioTurns:
 
     def close(self) -> None:
         """Remove what interrupted turns left, and close connections."""
-        for inspector in self._inspectors.values():
-            try:
-                inspector.delete(list(inspector.sizes(f"{self._prefix}/")))
-            except OSError as exc:
-                self.notes.append(f"what is below {self._prefix}/ could not be removed: {exc}")
-            inspector.close()
+        self.notes += end(self._inspectors.values(), self._prefix)
 
     def _stock(self, load: Load, index: int) -> Iterator[Sample]:
         """Generate by DLIO alone, once a round: whoever is first needs to know what is right."""

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from kvio.experiments.measure import Sample, Summary
 from kvio.experiments.plot import Draw, size_text
@@ -15,7 +15,7 @@ from kvio.experiments.s3.order import CONTENDERS, FLOOR, GET, PUT, kind_of, libr
 from kvio.experiments.s3.plan import LIBRARIES, PROCESSES, READS, SCALE, THREADS
 
 _MISSING: Final = "no plot: matplotlib is not installed (pip install 'kvio[plot]')"
-_COLOURS: Final = {
+COLOURS: Final = {
     FLOOR: "#000000",
     "boto3": "#d62728",
     "minio": "#ff7f0e",
@@ -27,6 +27,10 @@ _LINES: Final = {
     FLOOR: ":", "kvio": "-", "kvio block": "-.", "direct": "--", "defaults": (0, (1, 2)),
 }  # fmt: skip
 _HATCHES: Final = {FLOOR: None, "kvio": None, "kvio block": "..", "direct": "//", "defaults": "xx"}
+
+
+#: A title, and what draws below it.
+Panel: TypeAlias = tuple[str, Callable[[Any], None]]
 
 
 def drawer(samples: Sequence[Sample]) -> Draw:
@@ -42,14 +46,35 @@ def _draw(
     footnote: str,
     path: Path,
 ) -> str | None:
+    names = ratios.in_order((s.contender for s in samples), CONTENDERS)
+    return draw_panels(
+        _panels(samples),
+        lambda: [(_handle(name), name) for name in names],
+        nothing="neither PUT nor GET was measured",
+        heading=f"{title}\n{footnote}",
+        path=path,
+    )
+
+
+def draw_panels(
+    panels: Sequence[Panel],
+    legend: Callable[[], Sequence[tuple[Any, str]]],
+    *,
+    nothing: str,
+    heading: str,
+    path: Path,
+) -> str | None:
+    """Draw panels below each other with one legend; or say why there is no plot.
+
+    *legend* makes handles with their names, once matplotlib is known to be there.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return _MISSING
-    panels = _panels(samples)
     if not panels:
-        return "no plot: neither PUT nor GET was measured"
-    figure = Figure(figsize=(11, 3.4 * len(panels) + 1.4), layout="constrained")
+        return f"no plot: {nothing}"
+    figure = Figure(figsize=(11, 3.4 * len(panels) + 1.6), layout="constrained")
     for (name, draw), axes in zip(
         panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True
     ):
@@ -57,20 +82,15 @@ def _draw(
         axes.set_title(name, loc="left", fontsize=10)
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
-    names = ratios.in_order((s.contender for s in samples), CONTENDERS)
-    figure.legend(
-        [_handle(name) for name in names],
-        names,
-        loc="outside lower center",
-        ncols=min(5, len(names)),
-    )
-    figure.suptitle(f"{title}\n{footnote}", fontsize=10)
+    handles, names = zip(*legend(), strict=True)
+    figure.legend(handles, names, loc="outside lower center", ncols=min(5, len(names)))
+    figure.suptitle(heading, fontsize=10)
     figure.savefig(path, dpi=120)
     return None
 
 
-def _panels(samples: Sequence[Sample]) -> list[tuple[str, Callable[[Any], None]]]:
-    made: list[tuple[str, Callable[[Any], None]]] = []
+def _panels(samples: Sequence[Sample]) -> list[Panel]:
+    made: list[Panel] = []
 
     def own(part: str, operation: str) -> list[Sample]:
         return [s for s in samples if s.facts["part"] == part and s.operation == operation]
@@ -109,7 +129,7 @@ def _lines(axes: Any, *, samples: Sequence[Sample], over: str) -> None:
             if sample.contender == name:
                 speeds.setdefault(sample.facts[over], []).append(sample.bytes_per_s / 1e6)
         x = sorted(speeds)
-        style = {"color": _COLOURS[library_of(name)], "ls": _LINES[kind_of(name)]}
+        style = {"color": COLOURS[library_of(name)], "ls": _LINES[kind_of(name)]}
         axes.plot(x, [statistics.median(speeds[at]) for at in x], marker="o", ms=3.5, **style)
         axes.fill_between(
             x,
@@ -134,7 +154,7 @@ def _cpu(samples: Sequence[Sample], axes: Any) -> None:
             at,
             statistics.median(own),
             yerr=[[statistics.median(own) - min(own)], [max(own) - statistics.median(own)]],
-            color=_COLOURS[library_of(name)],
+            color=COLOURS[library_of(name)],
             hatch=_HATCHES[kind_of(name)],
             edgecolor="white",
             capsize=2,
@@ -146,4 +166,4 @@ def _cpu(samples: Sequence[Sample], axes: Any) -> None:
 def _handle(name: str) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=_COLOURS[library_of(name)], ls=_LINES[kind_of(name)], lw=2)
+    return Line2D([], [], color=COLOURS[library_of(name)], ls=_LINES[kind_of(name)], lw=2)

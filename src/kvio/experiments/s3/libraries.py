@@ -69,21 +69,25 @@ class _Ready:
         """Do nothing."""
 
 
+def signing(library: str, *, unsigned: bool) -> dict[str, Any]:
+    """Give the options of a store whose bodies are not hashed, where the library has the choice."""
+    return {"payload_signing": "unsigned"} if unsigned and library not in ("minio", "torch") else {}
+
+
+def as_by_hand(part_bytes: int) -> dict[str, Any]:
+    """No checksum, one request an object, no deadline but the library's own."""
+    return {"checksum": "none", "part_bytes": part_bytes, "request_timeout_s": math.inf}
+
+
 class _Kvio(_Ready):
     """A store: plain objects in one request each, or as it is by default."""
 
     def __init__(self, order: Order, library: str, *, block: bool) -> None:
         options: dict[str, Any] = {"endpoint_url": order.endpoint, "region": order.region}
-        if order.unsigned and library not in ("minio", "torch"):  # which leave no choice
-            options["payload_signing"] = "unsigned"
+        options |= signing(library, unsigned=order.unsigned)
         options["connections"] = order.connections
         if not block:
-            # As by hand: no checksum, one request an object, no deadline but the library's own.
-            options |= {
-                "checksum": "none",
-                "part_bytes": order.part_bytes,
-                "request_timeout_s": math.inf,
-            }
+            options |= as_by_hand(order.part_bytes)
         url = f"s3+{library}://{order.bucket}"
         self._store = kvio.open_store(url, layout="block" if block else "plain", options=options)
 

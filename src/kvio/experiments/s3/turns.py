@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,12 +74,7 @@ class Turns:
 
     def close(self) -> None:
         """Remove what interrupted turns left, and close connections."""
-        for inspector in self._inspectors.values():
-            try:
-                inspector.delete(list(inspector.sizes(f"{self._prefix}/")))
-            except OSError as exc:
-                self.notes.append(f"what is below {self._prefix}/ could not be removed: {exc}")
-            inspector.close()
+        self.notes += end(self._inspectors.values(), self._prefix)
 
     def _order(self, case: Case, name: str, server: Server, number: int) -> Order:
         path, distinct = self._payload(case.nbytes)
@@ -156,6 +151,16 @@ class Turns:
                     good = good and inspector.holds(order.key(index), file.read(order.nbytes))
             inspector.delete([*sizes, *inspector.sizes(f"{order.prefix}-warm/")])
         return good
+
+
+def end(inspectors: Iterable[Inspector], prefix: str) -> Iterator[str]:
+    """Remove what interrupted turns left below a prefix, and close connections; what failed."""
+    for inspector in inspectors:
+        try:
+            inspector.delete(list(inspector.sizes(f"{prefix}/")))
+        except OSError as exc:
+            yield f"what is below {prefix}/ could not be removed: {exc}"
+        inspector.close()
 
 
 def _server_of(case: Case) -> str:
