@@ -18,7 +18,8 @@ import pytest
 import kvio
 from kvio._native import faults
 from kvio.url import OptionValue
-from tests.posix import children, faultlab
+from tests.posix import children, faultlab, strace
+from tests.posix.strace import where
 
 PAYLOAD = faultlab.pattern(1, 9000)
 SITES = faults.sites()
@@ -330,24 +331,15 @@ store.write_block("k", b"x" * 9000)
 
 def trace(root: Path, *options: str) -> list[str]:
     """Let a child write one durable block under strace; its system calls."""
-    if shutil.which("strace") is None:
-        pytest.skip("needs strace")
     log = root.parent / "trace"
-    command = ["strace", "-f", "-o", str(log), "-e", f"trace={TRACED}", *options]
+    command = strace.command(log, "-e", f"trace={TRACED}", *options)
     done = subprocess.run(
         [*command, sys.executable, "-c", SCRIPT, str(root)], capture_output=True, text=True
     )
-    if "ptrace" in done.stderr:
-        pytest.skip(f"strace is not allowed to trace here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     lines = log.read_text().splitlines()
     start = max(n for n, line in enumerate(lines) if '"/dev/null"' in line)
     return lines[start + 1 :]
-
-
-def where(lines: list[str], pattern: str) -> list[int]:
-    """Find the lines that match."""
-    return [number for number, line in enumerate(lines) if re.search(pattern, line)]
 
 
 def test_the_kernel_sees_the_publish_protocol(root: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import pytest
 import kvio
 from kvio._native import faults
 from tests.posix import faultlab
-from tests.posix.scenarios import SCENARIOS, Outcome, Scenario
+from tests.posix.scenarios import SCENARIOS, Memory, Outcome, Scenario
 
 ERRORS = (
     errno.EIO,
@@ -30,6 +30,8 @@ ERRORS = (
 #: For operations whose every system call another scenario makes as well.
 FEW_ERRORS = (errno.EIO, errno.ENOSPC, errno.EOPNOTSUPP)
 FOR_EVER = 1 << 20
+#: What a receipt that says durable rests on.
+SYNCS = ("fdatasync", "fsync_dir")
 TRANSFERS = (1, faults.HALF, 0)
 KINDS: dict[int, type[kvio.KvioError]] = {
     errno.EIO: kvio.StorageError,
@@ -79,6 +81,32 @@ def require(condition: bool, otherwise: str) -> None:  # noqa: FBT001  # an asse
         raise BrokenPromiseError(otherwise)
 
 
+def syncs_owed(
+    scenario: Scenario, needed: Mapping[str, int], told: Mapping[str, object]
+) -> dict[str, int]:
+    """Say how many calls of each of `SYNCS` must have succeeded for what is told to be stored.
+
+    *needed*: calls without a fault. *told*: by key, None or the error; a key that failed owes
+    no sync of its file, nor of a directory that holds no other; deletions sync one each.
+    """
+
+    def home(key: str) -> str:
+        return (
+            key
+            if scenario.deletes
+            else str(faultlab.file_of(Path(), key, layout=scenario.layout).parent)
+        )
+
+    good = [key for key, error in told.items() if not isinstance(error, Exception)]
+    if not good:
+        return dict.fromkeys(SYNCS, 0)
+    homes = len({home(key) for key in told}) - len({home(key) for key in good})
+    return {
+        "fdatasync": needed["fdatasync"] - (len(told) - len(good)),
+        "fsync_dir": needed["fsync_dir"] - homes,
+    }
+
+
 class Bench:
     """A store in which one scenario is repeated under one fault after another."""
 
@@ -86,12 +114,13 @@ class Bench:
         self.scenario = scenario
         self.root = root
         self.store = scenario.open(root)
+        self.memory = Memory(self.store)
         self.engine = faultlab.engine_of(self.store)
         self.pool = faultlab.CountingPool(self.engine.bounce)
         self.engine.bounce = self.pool
-        self.publish = self.engine.publish
         self.dead = faultlab.dead_pid()
         self.trial(None)
+        self.needed = self.calls()
 
     def succeeds(self) -> Outcome:
         """Run once without a fault."""
@@ -101,15 +130,22 @@ class Bench:
         return outcome
 
     def calls(self) -> dict[str, int]:
-        """Count the calls of each site in an undisturbed run."""
-        self.arrange()
+        """Count the operation's calls by site, without those of the look at what it left."""
+        self.prepare()
         with faults.inject("read", nth=1 << 30) as fault:
-            self.check_contents(self.succeeds())
+            self.succeeds()
             return {name: fault.seen[number] for name, number in faults.sites().items()}
+
+    def prepare(self) -> None:
+        """Arrange; the same directories are open before a run and after it."""
+        self.arrange()
+        if self.scenario.vanished or self.scenario.fresh:
+            self.scenario.run(self.store)
+            self.arrange()
 
     def arrange(self) -> None:
         """Start from the same state, whatever the trial before has done."""
-        self.engine.publish = self.publish
+        self.memory.put_back(expects=self.scenario.expected)
         self.scenario.arrange(self.root, self.store)
 
     def trial(self, fault: Fault | None) -> bool:
@@ -118,10 +154,7 @@ class Bench:
             self.arrange()
             self.check_contents(self.succeeds())
             return False
-        self.arrange()
-        if self.scenario.vanished or self.scenario.fresh:
-            self.scenario.run(self.store)  # the same directories are open before and after
-            self.arrange()
+        self.prepare()
         before = self.descriptors()
         with faults.inject(
             fault.site,
@@ -131,13 +164,13 @@ class Bench:
             transfer=fault.transfer,
         ) as armed:
             outcome = self.scenario.run(self.store)
-            fired = bool(armed.seen[faults.sites()[fault.site]] >= fault.nth)
+            made = {name: int(armed.seen[number]) for name, number in faults.sites().items()}
         self.check_errors(outcome, fault)
+        self.check_syncs(outcome, fault, made)
         self.check_contents(outcome)
         self.check_leaks(fault, before)
-        self.engine.publish = self.publish
         self.once_more()
-        return fired
+        return made[fault.site] >= fault.nth
 
     def once_more(self) -> None:
         """The same without a fault succeeds, whatever the fault has left."""
@@ -171,6 +204,15 @@ class Bench:
                 right = number == fault.error and type(error) is KINDS[number]
             right = right and isinstance(error, kvio.StorageError) and error.key == key
             require(right, f"not the right error: {error!r}")
+
+    def check_syncs(self, outcome: Outcome, fault: Fault, made: Mapping[str, int]) -> None:
+        """Success rests on as many syncs that succeeded as without a fault."""
+        owed = syncs_owed(self.scenario, self.needed, outcome)
+        for site in SYNCS:
+            hits = min(fault.times, max(0, made[site] - fault.nth + 1))
+            good = made[site] - (hits if site == fault.site else 0)
+            lacks = f"success is told, but of {owed[site]} calls of {site} {good} succeeded"
+            require(good >= owed[site], lacks)
 
     def check_contents(self, outcome: Outcome) -> None:
         """The medium holds what was promised, and the store reads it."""
@@ -249,9 +291,10 @@ def test_a_failing_call_costs_the_operation_at_most(
     calls = bench.calls()
     REACHED[scenario.name] = {site for site, seen in calls.items() if seen}
     problems = []
-    fired = 0
+    fired = tried = 0
 
     for fault in every_fault(calls, FEW_ERRORS if scenario.sampled else ERRORS):
+        tried += 1
         try:
             fired += bench.trial(fault)
         except (BrokenPromiseError, AssertionError, kvio.KvioError, OSError) as exc:
@@ -264,7 +307,7 @@ def test_a_failing_call_costs_the_operation_at_most(
     print(f"{scenario.name}: {fired} faults fired")
 
     assert not problems, f"{len(problems)} of {fired} faults:\n" + "\n".join(problems)
-    assert fired >= 2 * len(FEW_ERRORS)
+    assert fired == tried >= 2 * len(FEW_ERRORS), f"{tried - fired} faults did not come to pass"
 
 
 def test_the_scenarios_reach_every_system_call_site(tmp_path: Path) -> None:

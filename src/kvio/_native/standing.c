@@ -1,27 +1,56 @@
 /* The block that stands under a key when a write arrives: may it stay? */
 #include "transfer.h"
 
-#define SCRATCH_BYTES ((size_t)64 << 10)
+#include <stdlib.h>
+
+/* A trailer may lie across two blocks of the file system. */
+#define SCRATCH_BYTES ((size_t)4 * KVIO_MAX_ALIGN)
+
+/* From here on the block's descriptor reads the disk.  Where there is no direct
+ * I/O the page cache is believed. */
+static int pass_the_cache(kvio_call *call, kvio_op *standing)
+{
+	int r = sys_fcntl_setfl(call->fault, standing->fd, O_RDONLY | O_NONBLOCK | O_DIRECT);
+
+	if (!r)
+		standing->mode_taken = KVIO_MODE_DIRECT;
+	return r == -EINVAL ? 0 : r;
+}
+
+/* A block without a checksum is compared with what the page cache has of it. */
+static int expect_what_is_read(kvio_call *call, kvio_op *standing, struct kvio_trailer *expected)
+{
+	if (expected->flags & KVIO_CHECKSUM)
+		return 0;
+	expected->flags |= KVIO_CHECKSUM;
+	return kvio_stream_read(call, standing, 0, expected->nbytes, NULL, 0, 1, &expected->crc);
+}
 
 /* Make the standing block durable; it was perhaps written by someone who asked
- * for less.  fdatasync reports a writeback that failed while the inode was in
- * memory, reading the block through finds one that failed before.  On any
- * doubt the caller writes its own bytes instead. */
-static int promote(kvio_call *call, kvio_op *op, kvio_op *standing)
+ * for less.  A writeback that failed leaves good pages over a bad disk, and
+ * fdatasync tells of it once, perhaps to somebody else: so the disk itself is
+ * read through.  On any doubt the caller writes its own bytes instead. */
+static int promote(kvio_call *call, kvio_op *op, kvio_op *standing, struct kvio_trailer expected)
 {
-	uint8_t scratch[SCRATCH_BYTES];
 	kvio_call reading = *call;
-	struct kvio_trailer trailer;
+	struct kvio_trailer found;
 	int r = sys_fdatasync(call->fault, standing->fd);
 
 	if (r < 0)
 		return kvio_failed(op, KVIO_SITE_FDATASYNC, r);
-	if (!(call->flags & KVIO_TRAILER))
-		return 0;
-	reading.bounce = scratch;
-	reading.bounce_bytes = sizeof(scratch);
-	r = kvio_load_trailer(&reading, standing, &trailer);
-	return r < 0 ? r : kvio_scrub(&reading, standing, &trailer);
+	reading.bounce_bytes = SCRATCH_BYTES;
+	reading.bounce = aligned_alloc(KVIO_MAX_ALIGN, SCRATCH_BYTES);
+	if (!reading.bounce)
+		return -ENOMEM;
+	r = expect_what_is_read(&reading, standing, &expected);
+	if (!r)
+		r = pass_the_cache(&reading, standing);
+	if (!r && call->flags & KVIO_TRAILER)
+		r = kvio_load_trailer(&reading, standing, &found);
+	if (!r)
+		r = kvio_scrub(&reading, standing, &expected);
+	free(reading.bounce);
+	return r;
 }
 
 /* Is the key taken?  Then op->existed is set and the block may stay; a broken
@@ -46,7 +75,7 @@ int kvio_standing_kept(kvio_call *call, kvio_op *op)
 	if (!r && trailer.nbytes != op->nbytes && call->if_exists == KVIO_KEEP)
 		r = KVIO_CORRUPT;
 	if (!r && call->flags & KVIO_DURABLE && call->if_exists == KVIO_KEEP)
-		r = promote(call, op, &standing) ? KVIO_CORRUPT : 0;
+		r = promote(call, op, &standing, trailer) ? KVIO_CORRUPT : 0;
 	kvio_close_block(call, &standing, 0);
 	if (r == KVIO_CORRUPT && call->if_exists == KVIO_KEEP) {
 		op->flags |= KVIO_OP_UNFIT;

@@ -1,0 +1,29 @@
+"""Looking at a program's system calls with strace (Debian package strace)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+
+def command(log: Path, *options: str) -> list[str]:
+    """Give what comes before a program so that its calls are logged; skip where that cannot be."""
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace (Debian package strace)")
+    tried = subprocess.run(
+        ["strace", "-qq", "-o", os.devnull, "true"], capture_output=True, text=True
+    )
+    if tried.returncode:
+        pytest.skip(f"strace is not allowed to trace here: {tried.stderr.strip():.200}")
+    return ["strace", "-f", "-o", str(log), *options]
+
+
+def where(lines: Sequence[str], pattern: str) -> list[int]:
+    """Find the lines that match."""
+    return [number for number, line in enumerate(lines) if re.search(pattern, line)]
