@@ -10,8 +10,9 @@ from kvio.buffers import Data
 from kvio.errors import BlockSizeError
 from kvio.types import Cancellation, MiB, check_key
 
-#: How often a block may be replaced by a larger one while it is being read.
-_RETRIES = 8
+#: How often a block may be replaced by a larger one while it is read; each time there is room for
+#: twice as much, so that only one that grows more than a hundredfold meanwhile is never read.
+_ATTEMPTS = 8
 #: A range of so many bytes is read without asking how many there are.
 _SURELY_ALLOCATED_NBYTES = 16 * MiB
 
@@ -69,26 +70,52 @@ def read_fresh(
     backend: Backend, key: str, offset: int, nbytes: int | None, cancel: Cancellation | None
 ) -> memoryview:
     """Read a block, or a range, into memory allocated for its size."""
-    if not offset and nbytes is None:
-        whole = backend.read_block(key, cancel=cancel)
-        if whole is not None:
-            return whole
+    whole = not offset and nbytes is None
+    found = backend.read_block(key, cancel=cancel) if whole else None
+    if found is not None:
+        return found
     if nbytes is not None and nbytes <= _SURELY_ALLOCATED_NBYTES:
         view = buffers.aligned(nbytes)
         got = backend.read_block_into(key, [view], offset=offset, nbytes=nbytes, cancel=cancel)
         return buffers.trimmed(view, got)
-    for _ in range(_RETRIES):
+    room = 0
+    for _ in range(_ATTEMPTS):
         size = backend.stat_block(key, cancel=cancel).nbytes
         if offset > size:
             text = f"offset {offset} lies beyond block {key!r} of {size} bytes"
             raise BlockSizeError(text, key=key)
-        wanted = size - offset if nbytes is None else min(nbytes, size - offset)
-        view = buffers.aligned(wanted)
-        try:
-            got = backend.read_block_into(
-                key, [view], offset=offset, nbytes=None if nbytes is None else wanted, cancel=cancel
-            )
-        except BlockSizeError:
-            continue  # replaced by a larger block since the stat
-        return view[:got]
-    raise BlockSizeError(f"block {key!r} changed its size {_RETRIES} times while read", key=key)
+        room = max(size - offset, 2 * room)
+        if whole:
+            found = _read_whole(backend, key, room, cancel)
+        else:
+            found = _read_range(backend, key, room, offset, nbytes, cancel)
+        if found is not None:
+            return found
+    text = f"block {key!r} was replaced by a larger one {_ATTEMPTS} times while it was read"
+    raise BlockSizeError(text, key=key)
+
+
+def _read_whole(
+    backend: Backend, key: str, room: int, cancel: Cancellation | None
+) -> memoryview | None:
+    """Read a block of at most *room* bytes; None: it is larger."""
+    view = buffers.aligned(room)
+    try:
+        return buffers.trimmed(view, backend.read_block_into(key, [view], cancel=cancel))
+    except BlockSizeError:
+        return None
+
+
+def _read_range(
+    backend: Backend,
+    key: str,
+    room: int,
+    offset: int,
+    nbytes: int | None,
+    cancel: Cancellation | None,
+) -> memoryview | None:
+    """Read *nbytes* from *offset* on, or all if that is at most *room*; None: there is more."""
+    most = room + 1 if nbytes is None else min(nbytes, room + 1)
+    view = buffers.aligned(most)
+    got = backend.read_block_into(key, [view], offset=offset, nbytes=most, cancel=cancel)
+    return None if got > room and got != nbytes else buffers.trimmed(view, got)

@@ -12,6 +12,7 @@ import itertools
 import socket
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from typing import BinaryIO, Self
@@ -54,6 +55,7 @@ class FaultyServer:
     Attributes:
         url: Where it listens.
         endpoint: The same, with credentials that nobody looks at.
+        watch: Is told of every request after it was carried out, and before it is answered.
     """
 
     def __init__(self) -> None:
@@ -67,6 +69,7 @@ class FaultyServer:
             name="faulty",
             is_mock=True,
         )
+        self.watch: Callable[[Seen], None] = lambda _: None
         self._lock = threading.Lock()
         self._buckets: defaultdict[str, Bucket] = defaultdict(Bucket)
         self._seen: list[Seen] = []
@@ -180,17 +183,16 @@ class FaultyServer:
     def _respond(self, request: Request, fault: str) -> Response:
         with self._lock:
             response = self._do(request, fault)
-            status = None if fault in _UNDONE else response.status
-            self._seen.append(
-                Seen(
-                    request.method,
-                    request.operation,
-                    request.bucket,
-                    request.key,
-                    status,
-                    request.headers.get("range"),
-                )
+            seen = Seen(
+                request.method,
+                request.operation,
+                request.bucket,
+                request.key,
+                None if fault in _UNDONE else response.status,
+                request.headers.get("range"),
             )
+            self._seen.append(seen)
+        self.watch(seen)
         return response
 
     def _do(self, request: Request, fault: str) -> Response:

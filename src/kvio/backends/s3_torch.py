@@ -81,6 +81,7 @@ FAILURES: Final[tuple[tuple[str, Condition], ...]] = (
     ("AWS_ERROR_S3_INTERNAL_ERROR", Condition.BUSY),
     ("AWS_ERROR_S3_SLOW_DOWN", Condition.BUSY),
     ("AWS_ERROR_S3_TOKEN_EXPIRED", Condition.DENIED),
+    ("AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED", Condition.DENIED),
     ("AWS_ERROR_S3_REQUEST_HAS_COMPLETED", Condition.LOST),  # an upload ended; nothing says why
     ("AWS_ERROR_S3_RESPONSE_CHECKSUM_MISMATCH", Condition.CORRUPT),
     ("AWS_ERROR_S3_OBJECT_MODIFIED", Condition.CONFLICT),

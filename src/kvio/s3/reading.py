@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 from typing import Final
 
 from kvio.abc import RunAll
 from kvio.buffers import aligned, trimmed
-from kvio.errors import BlockNotFoundError, BlockSizeError, CorruptBlockError
+from kvio.errors import (
+    BlockNotFoundError,
+    BlockSizeError,
+    CorruptBlockError,
+    TransientStorageError,
+)
 from kvio.s3 import body, trailers
 from kvio.s3.asking import Asking
 from kvio.s3.conditions import Condition, Refused
@@ -15,7 +21,7 @@ from kvio.s3.objects import UNKNOWN, Got, Head, Objects
 from kvio.s3.options import S3Options
 from kvio.types import BlockStat, Cancellation, Parts
 
-#: How often an object may be replaced while its ranges are read.
+#: How often an object may be replaced while its end and its ranges are read.
 _ATTEMPTS: Final = 4
 #: A byte behind the caller's memory shows what is too long for it; nobody reads what is there.
 _ONE_MORE: Final = memoryview(bytearray(1))
@@ -40,9 +46,15 @@ class Reader:
         Raises:
             KvioError: there is none, or its end is not one.
         """
+        return self._look(objects, key, cancel)[0]
+
+    def _look(
+        self, objects: Objects, key: str, cancel: Cancellation | None
+    ) -> tuple[BlockStat, Head]:
+        """Describe a block, and the object that this is true of."""
         if self._options.layout == "plain":
             head = self.head(objects, key, cancel)
-            return BlockStat(key, head.nbytes, None, head.nbytes, head.mtime_ns)
+            return BlockStat(key, head.nbytes, None, head.nbytes, head.mtime_ns), head
         end, got = self._ask(
             lambda: objects.get_tail(self.name(key), trailers.NBYTES),
             "look at",
@@ -50,7 +62,8 @@ class Reader:
             cancel=cancel,
         )
         trailer = trailers.judge(end, total=got.total, namespace=self._options.namespace, key=key)
-        return BlockStat(key, trailer.nbytes, trailer.checksum, got.total, None)
+        stat = BlockStat(key, trailer.nbytes, trailer.checksum, got.total, None)
+        return stat, Head(got.total, None, got.etag)
 
     def whole(
         self, objects: Objects, key: str, out: Parts, cancel: Cancellation | None = None
@@ -107,12 +120,14 @@ class Reader:
         target = body.cut(out, 0, nbytes)
         if self._options.layout == "plain" and body.total_bytes(target) <= self._options.part_bytes:
             return self._one_range(objects, key, target, start, cancel)
-        size = self.stat(objects, key, cancel).nbytes
-        if start > size:
-            raise BlockSizeError(f"offset {start} lies beyond block {key!r}", key=key)
-        target = body.cut(target, 0, size - start)
-        self._in_ranges(objects, key, target, start, None, cancel)
-        return body.total_bytes(target)
+        for _ in range(_ATTEMPTS):
+            stat, head = self._look(objects, key, cancel)
+            if start > stat.nbytes:
+                raise BlockSizeError(f"offset {start} lies beyond block {key!r}", key=key)
+            wanted = body.cut(target, 0, stat.nbytes - start)
+            if self._in_ranges(objects, key, wanted, start, head, cancel):
+                return body.total_bytes(wanted)
+        raise _replaced(key)
 
     def nbytes(self, objects: Objects, key: str, cancel: Cancellation | None = None) -> int:
         """Give a block's length; its end is checked."""
@@ -120,17 +135,29 @@ class Reader:
 
     def scrub(self, objects: Objects, key: str, cancel: Cancellation | None = None) -> int:
         """Check a block to its last byte and return its length; nothing is delivered."""
-        stat = self.stat(objects, key, cancel)
-        room = memoryview(bytearray(min(stat.nbytes, self._options.part_bytes)))
+        for _ in range(_ATTEMPTS):
+            stat, head = self._look(objects, key, cancel)
+            crc = self._sum(objects, key, stat.nbytes, head, cancel)
+            if crc is None:
+                continue
+            if stat.checksum not in (None, crc):
+                text = f"block {key!r} is corrupt: the payload's checksum is wrong"
+                raise CorruptBlockError(text, key=key)
+            return stat.nbytes
+        raise _replaced(key)
+
+    def _sum(
+        self, objects: Objects, key: str, nbytes: int, head: Head, cancel: Cancellation | None
+    ) -> int | None:
+        """Give the checksum of a payload; None: the object was replaced meanwhile."""
+        room = memoryview(bytearray(min(nbytes, self._options.part_bytes)))
         crc = 0
-        for start, stop in body.ranges(stat.nbytes, self._options.part_bytes):
+        for start, stop in body.ranges(nbytes, self._options.part_bytes):
             piece = room[: stop - start]
-            self._in_ranges(objects, key, [piece], start, None, cancel)
+            if not self._in_ranges(objects, key, [piece], start, head, cancel):
+                return None
             crc = body.crc32c([piece], crc)
-        if stat.checksum is not None and crc != stat.checksum:
-            text = f"block {key!r} is corrupt: the payload's checksum is wrong"
-            raise CorruptBlockError(text, key=key)
-        return stat.nbytes
+        return crc
 
     def head(self, objects: Objects, key: str, cancel: Cancellation | None) -> Head:
         """Ask for the length of the object that holds a key."""
@@ -155,7 +182,7 @@ class Reader:
             wanted = body.cut(target, 0, head.nbytes)
             if self._in_ranges(objects, key, wanted, 0, head, cancel):
                 return Got(body.total_bytes(wanted), head.nbytes, head.etag)
-        raise CorruptBlockError(f"block {key!r} was replaced each time it was read", key=key)
+        raise _replaced(key)
 
     def _one_range(
         self, objects: Objects, key: str, target: Parts, start: int, cancel: Cancellation | None
@@ -179,29 +206,37 @@ class Reader:
         key: str,
         target: Parts,
         start: int,
-        head: Head | None,
+        head: Head,
         cancel: Cancellation | None,
     ) -> bool:
-        """Fill *target* by ranges side by side; False: the object was not the same for all."""
+        """Fill *target* by ranges side by side; False: not all were those of the object *head*."""
 
         def get(first: int, last: int) -> Got:
             pieces = body.cut(target, first, last)
             got = objects.get_into(self.name(key), pieces, start + first, start + last)
-            if got.nbytes != last - first:
+            told = got.etag is not None and _is(head, got.total, got.etag)
+            if got.nbytes != last - first and (told or stands()):
                 raise Refused(Condition.LOST, f"{got.nbytes} of {last - first} bytes came")
             return got
+
+        def stands() -> bool:
+            now = self.head(objects, key, cancel)
+            return _is(head, now.nbytes, now.etag) and head.mtime_ns in (None, now.mtime_ns)
 
         step = self._options.part_bytes
         tasks = [
             partial(self._ask, partial(get, first, last), "read", key=key, cancel=cancel)
             for first, last in body.ranges(body.total_bytes(target), step)
         ]
-        answers = self._run_all(tasks) if len(tasks) > 1 else [task() for task in tasks]
-        lengths = {got.total for got in answers} | ({head.nbytes} if head else set())
-        etags = {got.etag for got in answers} | ({head.etag} if head else set())
-        if head is not None and UNKNOWN in lengths:  # the library tells nothing of an object
-            return self.head(objects, key, cancel) == head
-        return len(lengths - {UNKNOWN}) <= 1 and len(etags - {None}) <= 1
+        try:
+            answers = self._run_all(tasks) if len(tasks) > 1 else [task() for task in tasks]
+        except BlockSizeError:  # a range lies beyond the end
+            if stands():
+                raise
+            return False
+        if any(got.total == UNKNOWN for got in answers):  # the library tells nothing of an object
+            return stands()
+        return all(_is(head, got.total, got.etag) for got in answers)
 
     def _check(self, objects: Objects, key: str, out: Parts, target: Parts, got: Got) -> int:
         room = body.total_bytes(out)
@@ -214,6 +249,16 @@ class Reader:
         if self._options.verify == "full":
             trailers.check_payload(trailer, body.cut(target, 0, trailer.nbytes), key)
         return trailer.nbytes
+
+
+def _is(head: Head, nbytes: int, etag: str | None) -> bool:
+    """Tell whether an object of this length and ETag, where known, is the one of *head*."""
+    return nbytes == head.nbytes and (None in (etag, head.etag) or etag == head.etag)
+
+
+def _replaced(key: str) -> TransientStorageError:
+    text = f"block {key!r} was replaced {_ATTEMPTS} times while it was read: ask again"
+    return TransientStorageError(text, errno=errno.EBUSY, key=key)
 
 
 def _too_large(key: str, nbytes: int, room: int) -> BlockSizeError:

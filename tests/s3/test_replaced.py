@@ -1,0 +1,40 @@
+"""Objects that another writer replaces between two requests of one call."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.s3.libraries import LIBRARIES, require
+from tests.s3.replacing import CALLS, CHANGES
+
+PASSING = {"whole", "TransientStorageError", "BlockSizeError"}
+
+
+@pytest.mark.parametrize("layout", ["block", "plain"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_is_read_of_a_block_that_is_replaced_is_all_of_one_version(
+    library: str, layout: str
+) -> None:
+    """After whichever request it is replaced: old or new; each time: whole, or ask again."""
+    require(library)
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.s3.replacing", library, layout],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    told = json.loads(ended.stdout)
+
+    for size in told["once"].values():
+        assert not size["wrong"]
+        assert size["replaced"] >= len(CALLS) * len(CHANGES)
+    assert set(told["each time"]) <= PASSING
+    assert told["each time"]["TransientStorageError"]
