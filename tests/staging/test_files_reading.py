@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import kvio
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
+from tests.posix import faultlab
 from tests.staging.files import CAPACITY, PAGE, absolute, returned
 from tests.staging.medium import LONG_S, Medium, open_medium, staged
 
@@ -182,3 +183,110 @@ def test_a_dropped_reader_gives_its_room_back(tier: kvio.StagingTier) -> None:
     returned(tier)
 
     assert tier.stats().used_bytes == 0
+
+
+# Rot
+
+
+def in_pieces(reader: kvio.StagedReader, step: int) -> bytes:
+    """Read to the end, so much at a time."""
+    return b"".join(iter(lambda: reader.read(step), b""))
+
+
+def in_lines(reader: kvio.StagedReader) -> bytes:
+    """Read to the end by lines."""
+    return b"".join(reader)
+
+
+def into_memory(reader: kvio.StagedReader) -> bytes:
+    """Read to the end into memory of ours, in pieces that fit no buffer."""
+    out = memoryview(bytearray(reader.nbytes))
+    at = 0
+    while at < reader.nbytes:
+        at += reader.readinto(out[at : at + 700_001])
+    return bytes(out)
+
+
+def after_a_look(reader: kvio.StagedReader) -> bytes:
+    """Look at both ends first, as readers of many formats do."""
+    reader.read(16)
+    reader.seek(-16, io.SEEK_END)
+    reader.read()
+    reader.seek(0)
+    return reader.read()
+
+
+WAYS: dict[str, Callable[[kvio.StagedReader], bytes]] = {
+    "at once": lambda reader: reader.read(),
+    "in small pieces": lambda reader: in_pieces(reader, 10_007),
+    "in large pieces": lambda reader: in_pieces(reader, 1_300_003),
+    "into memory": into_memory,
+    "by lines": in_lines,
+    "after a look": after_a_look,
+    "without a buffer": lambda reader: reader.raw.readall(),
+}
+DATA = payloads.payload(2 * kvio.MiB + 77, 9)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("at", [0, kvio.MiB, len(DATA) - 1])
+def test_a_stored_block_that_rotted_is_not_read_to_its_end(
+    tmp_path: Path, way: str, at: int
+) -> None:
+    """Whoever reads it in order is told instead of given its last bytes, again and again."""
+    with kvio.open_store("posix-tmpfile", root=tmp_path) as store, kvio.stage(store) as tier:
+        store.write_block("k", DATA)
+        with tier.open("k", "rb") as reader:
+            assert WAYS[way](reader) == DATA
+        path = faultlab.file_of(tmp_path, "k")
+        path.chmod(0o600)
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes([DATA[at] ^ 1]))
+
+        with tier.open("k", "rb") as reader:
+            with pytest.raises(kvio.CorruptBlockError, match="checksum") as caught:
+                WAYS[way](reader)
+            assert caught.value.key == "k"
+        with tier.open("k", "rb") as reader:
+            for _ in range(2):
+                reader.seek(0)
+                with pytest.raises(kvio.CorruptBlockError):
+                    reader.read()
+
+
+def test_only_what_is_read_in_order_is_checked_as_a_whole(tmp_path: Path) -> None:
+    """Ranges are delivered as they lie there; a block without a checksum is, too."""
+    rotten = bytes([DATA[0] ^ 1]) + DATA[1:]
+    with (
+        kvio.open_store("posix-tmpfile", root=tmp_path, options={"checksum": "none"}) as bare,
+        kvio.open_store("posix-tmpfile", root=tmp_path) as store,
+        kvio.stage(store) as tier,
+    ):
+        for key, writer in (("bare", bare), ("k", store)):
+            writer.write_block(key, DATA)
+            path = faultlab.file_of(tmp_path, key)
+            path.chmod(0o600)
+            with path.open("r+b") as file:
+                file.write(rotten[:1])
+        with tier.open("k", "rb") as reader:
+            reader.seek(kvio.MiB)
+            back = reader.read()
+            reader.seek(0)
+            front = reader.read(kvio.MiB)
+        with tier.open("bare", "rb") as reader:
+            whole = reader.read()
+
+    assert (front + back, whole) == (rotten, rotten)
+
+
+def test_all_that_is_left_is_asked_for_at_once(
+    tier: kvio.StagingTier, store: WrappedStore[Medium]
+) -> None:
+    """``read()`` without a size is one request, however long the block."""
+    store.write_block("k", DATA)
+    before = store.stats().reads
+    with tier.open("k", "rb") as reader:
+        assert reader.read() == DATA
+
+    assert store.stats().reads == before + 1

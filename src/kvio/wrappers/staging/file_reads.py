@@ -7,7 +7,8 @@ import io
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvio.errors import BlockSizeError, TransientStorageError
+from kvio import _native
+from kvio.errors import BlockSizeError, CorruptBlockError, TransientStorageError
 from kvio.store import Store
 from kvio.types import BlockStat, KiB, MiB
 from kvio.wrappers.staging.file_room import FileRoom
@@ -23,7 +24,9 @@ class StagedReader(io.BufferedReader):
 
     It reads the block that stood under the key when it was opened. A staged one keeps its room
     until the reader is closed. A stored one is read in ranges, of which the store checks the
-    trailer alone; when it was replaced since, the next read that asks the store fails.
+    trailer alone; when it was replaced since, the next read that asks the store fails. Read from
+    its beginning to its end, in order, it is checked as a whole: the read that would give its last
+    bytes raises `CorruptBlockError` instead where the checksum is wrong.
 
     Attributes:
         key: the block's.
@@ -76,6 +79,11 @@ class _Block(io.RawIOBase):
             self._fetch(view[:n], self._at)
         self._at += n
         return n
+
+    def readall(self) -> bytes:
+        """Take the rest at once: the one this stands in for asks for it in small pieces."""
+        rest = bytearray(max(0, self.nbytes - self._at))
+        return bytes(memoryview(rest)[: self.readinto(rest)])
 
     def tell(self) -> int:
         return self._at
@@ -130,9 +138,11 @@ class _Stored:
         self._store = store
         self._stat = stat
         self._timeout = timeout
+        #: So many bytes from the beginning were read one after the other; their checksum.
+        self._summed = self._crc = 0
 
     def fetch(self, view: memoryview, at: int) -> None:
-        """Fill *view*, or say that the block is another by now."""
+        """Fill *view*, or say that the block is another by now, or broken."""
         key, wanted = self._stat.key, len(view)
         store, limit = self._store, self._timeout
         try:
@@ -142,6 +152,18 @@ class _Stored:
         if got < wanted or not self._same(store.stat_block(key, timeout=limit)):
             text = f"block {key!r} was replaced while it was being read"
             raise TransientStorageError(text, errno=errno.ESTALE, key=key)
+        self._check(view, at)
+
+    def _check(self, view: memoryview, at: int) -> None:
+        wanted = self._stat.checksum
+        if wanted is None or at not in (0, self._summed):
+            return
+        crc = _native.crc32c(view, self._crc if at else 0)
+        if at + len(view) == self._stat.nbytes and crc != wanted:
+            key = self._stat.key
+            text = f"block {key!r} is corrupt: the payload's checksum is wrong"
+            raise CorruptBlockError(text, key=key)
+        self._summed, self._crc = at + len(view), crc
 
     def _same(self, now: BlockStat) -> bool:
         then = self._stat

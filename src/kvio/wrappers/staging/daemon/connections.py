@@ -137,9 +137,12 @@ class Connection:
 
     # What is held
 
-    def _next_ticket(self) -> int:
+    def _check_nothing_held(self) -> None:
         if self._held is not None:
             raise ProtocolError("a connection holds one thing at a time")
+
+    def _next_ticket(self) -> int:
+        self._check_nothing_held()
         return next(self._tickets)
 
     def _redeem(self, ticket: int, kind: type[Any]) -> Any:
@@ -260,6 +263,7 @@ class Connection:
             raise StorageError(text, key=fence.key)
 
     def _delete(self, question: say.Delete) -> Sequence[say.Message]:
+        self._check_nothing_held()  # it would wait for its own fence
         with self._ledger.lock:
             self._ledger.check_open_locked()
         self._custody.drains.start()

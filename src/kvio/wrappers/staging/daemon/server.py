@@ -154,10 +154,11 @@ class StageDaemon:
     # Clients
 
     def pause(self, session: Session) -> None:
-        """Begin no more drains until this client says so, or is gone."""
+        """Begin no more drains until this client says so, or is gone, as it may be already."""
         with self._lock:
-            self._pausing.add(session)
-            self.custody.drains.pause()
+            if session.id in self._sessions:
+                self._pausing.add(session)
+                self.custody.drains.pause()
 
     def resume(self, session: Session) -> None:
         """Drain again, unless another client minds."""
