@@ -30,7 +30,9 @@ ERRORS = (
     errno.EACCES,
 )
 FOR_EVER = 1 << 20
-KINDS = {
+#: What a receipt rests on; nothing may go on over one that failed.
+SYNCS = ("fdatasync", "fsync_dir")
+KINDS: dict[int, type[kvio.KvioError]] = {
     errno.EIO: kvio.StorageError,
     errno.ENOSPC: kvio.StorageFullError,
     errno.EDQUOT: kvio.StorageFullError,
@@ -87,9 +89,12 @@ def seal_all(path: Path, case: Case, made: list[SharedFile]) -> Receipt:
     kills.write_domain(file, 0, case)
     owed = [file.submit_pwrite(case.payload[a:b], a) for a, b in kills.pieces(file, 2, case.piece)]
     wait(owed)
-    for future in owed:
-        future.result()
-    return file.seal()
+    errors = [error for future in owed if (error := future.exception())]
+    for error in sorted(errors, key=lambda error: isinstance(error, kvio.StoreClosedError)):
+        raise error  # what failed, not what was refused after that
+    receipt = file.seal()
+    assert receipt.level == "durable"
+    return receipt
 
 
 def seen_by(path: Path, case: Case) -> dict[str, int]:
@@ -124,11 +129,14 @@ def try_with(fault: Fault, path: Path, case: Case) -> str:
     arguments: dict[str, Any] = {"nth": fault.nth, "times": fault.times, "error": fault.error}
     error = None
     try:
-        with faults.inject(fault.site, transfer=fault.transfer, **arguments):
+        with faults.inject(fault.site, transfer=fault.transfer, **arguments) as armed:
             seal_all(path, case, made)
     except kvio.KvioError as exc:
         error = exc.with_traceback(None)
+    assert armed.seen[faults.sites()[fault.site]] >= fault.nth, "the fault did not come to pass"
     if error is None:
+        lost = fault.site in SYNCS and fault.error != errno.EINTR
+        assert not lost, "sealed over a sync that failed"
         made[0].close()
         if fault.site == "unlink":  # the map stays: who recovers removes it
             SharedFile.recover(path).close()

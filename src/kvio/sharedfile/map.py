@@ -301,20 +301,27 @@ def _locking() -> Iterator[None]:
         raise storage_error(exc.errno or errno.EIO, "lock the map of a shared file") from exc
 
 
-def write_map(fd: int, plan: Plan) -> None:
-    """Fill a new file with a map of which nothing has been written yet."""
+def write_map(fd: int, plan: Plan) -> bool:
+    """Fill a new file with a map of which nothing has been written yet; True: it has flags.
+
+    Those are of btrfs, whose log loses them when the file is renamed.
+    """
     head, sizes = plans.pack(plan)
-    _write_in_place(fd)
+    flagged = _write_in_place(fd)
     os.posix_fallocate(fd, 0, plan.map_nbytes)
     os.pwrite(fd, sizes, plan.sizes_at)
     os.pwrite(fd, head, 0)
+    return flagged
 
 
-def _write_in_place(fd: int) -> None:
+def _write_in_place(fd: int) -> bool:
     """Ask btrfs for no copies on write: on a full disk a store to a copied page is a SIGBUS."""
-    with suppress(OSError):  # other file systems write in place, or have no such flags
+    try:
         flags = _FLAGS.unpack(fcntl.ioctl(fd, _FS_IOC_GETFLAGS, _FLAGS.pack(0)))[0]
         fcntl.ioctl(fd, _FS_IOC_SETFLAGS, _FLAGS.pack(flags | _FS_NOCOW_FL))
+    except OSError:  # other file systems write in place, or have no such flags
+        return False
+    return True
 
 
 def read_plan(fd: int) -> Plan:

@@ -75,8 +75,10 @@ def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bo
             )
         _check_room(names, plan.map_nbytes + preallocate * padded_nbytes(plan))
         sweep(names)
-        map_ = _make_map(names, plan)
+        map_, flagged = _make_map(names, plan)
         try:
+            if plan.durable and flagged:  # btrfs has logged the new name, and lost the flags: a
+                files.sync(map_.fd)  # power cut would leave bytes without checksums, an EIO
             fd, allocated = _make_data(names, map_, preallocate=preallocate)
         except BaseException:
             try:
@@ -103,13 +105,13 @@ def padded_nbytes(plan: Plan) -> int:
     return -(-sealed_nbytes(plan) // plan.layout.align) * plan.layout.align
 
 
-def _make_map(names: Names, plan: Plan) -> Map:
+def _make_map(names: Names, plan: Plan) -> tuple[Map, bool]:
     temporary = names.new_map()
     fd = files.create(names.dirfd, temporary)
     try:
         if not lock(fd, plan.layout.writers):
             raise FileNotFoundError(errno.ENOENT, "another creator is sweeping it")
-        write_map(fd, plan)
+        flagged = write_map(fd, plan)
         if plan.durable:
             files.sync(fd)
         map_ = open_map(fd, plan, dirfd=names.dirfd, name=temporary)
@@ -127,7 +129,7 @@ def _make_map(names: Names, plan: Plan) -> Map:
         os.close(fd)
         names.remove(temporary)
         raise
-    return map_
+    return map_, flagged
 
 
 def _why_taken(names: Names) -> str:

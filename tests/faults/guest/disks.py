@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+#: Longer than any other test keeps a namespace.
+_RELEASED_S: Final = 900.0
 KINDS: Final = ("ext4", "xfs", "btrfs")
 _MAKERS: Final = {
     "ext4": ("e2fsprogs", ["mkfs.ext4", "-q", "-F"]),
@@ -32,6 +35,26 @@ def make_disk(work: Path, kind: str, size_mib: int, *options: str) -> Path:
     return image
 
 
+def _wait_until_free(image: Path) -> None:
+    """Wait until nobody has the image mounted: what a kernel knows of it is old after a life.
+
+    A namespace that was made meanwhile keeps what it saw mounted, and the next mount would be
+    given that again.
+    """
+    deadline = time.monotonic() + _RELEASED_S
+    while is_attached(image):
+        assert time.monotonic() < deadline, f"{image} is still mounted by somebody"
+
+
+def is_attached(image: Path) -> bool:
+    """Is there a loop device over the image?"""
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # it may be detached right now
+            if file.read_text().strip() == str(image):
+                return True
+    return False
+
+
 @contextmanager
 def mounted(image: Path, kind: str) -> Iterator[Path]:
     """Mount an image, which replays its journal; its root. Not to be mounted is a failure."""
@@ -48,3 +71,4 @@ def mounted(image: Path, kind: str) -> Iterator[Path]:
         ended = subprocess.run(["umount", str(where)], capture_output=True, check=False)
         if ended.returncode:  # a test that failed may have left a store open
             subprocess.run(["umount", "-l", str(where)], check=True)
+        _wait_until_free(image)
