@@ -333,3 +333,22 @@ def test_threads_that_are_stuck_have_a_bound(gate: threading.Event) -> None:
     gate.set()
     assert waiting.future.result(LONG_S) == "at last"
     assert executor.close(timeout=LONG_S)
+
+
+def test_threads_at_work_count_as_they_may_be_stuck_next(gate: threading.Event) -> None:
+    """All of them may be given up at once, and even then no more are stuck than the bound."""
+    executor = Executor(threads=3, max_queued_bytes=100)
+    at_work = [occupy(executor, gate) for _ in range(2)]
+    for _ in range(MOST_STUCK - 2):
+        executor.abandon(occupy(executor, gate))
+    waiting = executor.submit(lambda: "done", nbytes=0, read=True)
+    threads = len(executor._threads) + executor.quarantined
+    for job in at_work:
+        executor.abandon(job)
+
+    assert threads == MOST_STUCK
+    assert executor.quarantined == MOST_STUCK
+    assert not waiting.future.done()
+    gate.set()
+    assert waiting.future.result(LONG_S) == "done"
+    assert executor.close(timeout=LONG_S)

@@ -3,7 +3,8 @@
 A thread in a system call on a dead mount cannot be stopped. A caller whose deadline passes
 `abandon`s its job: the thread that runs it is quarantined, a fresh one takes its place, and if the
 call ever returns, the old thread ends. Of such threads, each with the block it holds, there are
-`MOST_STUCK` at most: after that no fresh one is started, and calls wait for their deadline.
+`MOST_STUCK` at most, or as many as the pool has: after that no fresh one is started, and calls
+wait for their deadline.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from kvio.errors import StorageTimeoutError, StoreClosedError
 
 #: Every so many jobs a waiting write goes first, so that reads cannot starve writes for ever.
 _WRITE_EVERY: Final = 8
-
-
-#: Threads that may be stuck in calls that were given up, before no fresh one is started.
+#: Threads that may be stuck in calls that were given up; those at work count, as they may be next.
 MOST_STUCK: Final = 64
 
 
@@ -202,7 +201,8 @@ class Executor:
 
     def _start_threads(self) -> None:
         waiting = len(self._reads) + len(self._writes)
-        wanted = self._wanted if len(self._quarantined) < MOST_STUCK else 0
+        room = max(MOST_STUCK, self._wanted) - len(self._quarantined)
+        wanted = min(self._wanted, room)
         while len(self._threads) < wanted and waiting > self._idle:
             number, self._started = self._started, self._started + 1
             thread = threading.Thread(

@@ -268,6 +268,7 @@ class Store:
 
         It may go by names alone. A block that was damaged, after a power cut for instance, may be
         counted; reading it finds that out, and writing it again with ``keep`` replaces it.
+        A key that cannot be asked for ends the count as one that is absent does.
         """
         wanted = list(keys)
         check_keys(wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,18 @@ def test_a_short_block_is_named(name: str, kept: int) -> None:
     with pytest.raises(kvio.CorruptBlockError, match=rf"'a/b' is no {name} sample") as caught:
         decoding.decode(name, block[:kept], key="a/b")
     assert caught.value.key == "a/b"
+
+
+def test_a_header_as_python_2_wrote_it_is_read_or_refused() -> None:
+    """Numpy warns of one that it mends; where warnings are errors, the block is named."""
+    text = b"{'descr': '|u1', 'fortran_order': False, 'shape': (0L,)}"
+    block = memoryview(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert decoding.decode("npy", block, key="k").shape == (0,)
+        warnings.simplefilter("error")
+        with pytest.raises(kvio.CorruptBlockError, match="'k'"):
+            decoding.decode("npy", block, key="k")
 
 
 def test_a_flipped_bit_is_found() -> None:

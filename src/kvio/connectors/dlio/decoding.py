@@ -136,6 +136,7 @@ _DAMAGE: Final = (
     *(ValueError, OSError, EOFError, LookupError, SyntaxError, RuntimeError, TypeError),
     *(MemoryError, OverflowError, struct.error, zipfile.BadZipFile, zlib.error),
     tokenize.TokenError,  # of a header of .npy
+    Warning,  # of one as Python 2 wrote it, where warnings are errors
 )
 
 

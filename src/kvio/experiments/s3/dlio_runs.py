@@ -17,7 +17,7 @@ from kvio import MiB, UnsupportedError
 from kvio.experiments.dlio.options import of_phase, quoted
 from kvio.experiments.dlio.process import DlioRun, run_dlio
 from kvio.experiments.s3.dlio_plan import Load
-from kvio.experiments.s3.libraries import as_by_hand, signing
+from kvio.experiments.s3.options import as_by_hand, signing
 from kvio.experiments.s3.server import Server
 
 _FOLDER: Final = "data"

@@ -6,7 +6,6 @@ Reads end in the caller's memory, whoever makes them.
 from __future__ import annotations
 
 import io
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 import kvio
 from kvio.experiments.s3 import raw
+from kvio.experiments.s3.options import as_by_hand, signing
 from kvio.experiments.s3.order import FLOOR, GET, HEAD, LIST, PUT, RANGE, Order, kind_of, library_of
 
 #: Where the raw client is found by a client process; see `kvio.experiments.s3.raw`.
@@ -67,16 +67,6 @@ class _Ready:
 
     def prepare(self, operation: str, keys: Sequence[str]) -> None:
         """Do nothing."""
-
-
-def signing(library: str, *, unsigned: bool) -> dict[str, Any]:
-    """Give the options of a store whose bodies are not hashed, where the library has the choice."""
-    return {"payload_signing": "unsigned"} if unsigned and library not in ("minio", "torch") else {}
-
-
-def as_by_hand(part_bytes: int) -> dict[str, Any]:
-    """No checksum, one request an object, no deadline but the library's own."""
-    return {"checksum": "none", "part_bytes": part_bytes, "request_timeout_s": math.inf}
 
 
 class _Kvio(_Ready):
