@@ -32,6 +32,7 @@ STRICT = ("-std=gnu11", "-Wall", "-Wextra", "-Wconversion", "-Werror")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 #: Most tests wait for a disk: four at a time take a third of the time, even on two processors.
 PARALLEL = ("-n", "4")
+S3_SERVERS = ("minio", "versitygw", "s3mem")
 #: What the sanitized build runs: all that the C core does. Durable variants add waiting for the
 #: disk; what they call is called by tests/posix. A child that is forked while other threads are
 #: in malloc may find the lock of ASan's allocator taken for ever (no atfork handlers up to gcc 13).
@@ -277,10 +278,9 @@ def bench(session: nox.Session) -> None:
 def s3(session: nox.Session) -> None:
     """Run the S3 tests on every server: MinIO, versitygw, and the one in memory."""
     install(session, "test", "s3", extras="[cli]")
-    servers = ("minio", "versitygw", "s3mem")
-    session.run("python", "-m", "tests.s3.servers", *servers)
+    session.run("python", "-m", "tests.s3.servers", *S3_SERVERS)
     arguments = session.posargs or [*PARALLEL, "tests/s3"]
-    for server in servers:  # one at a time: s3dlio knows one endpoint in a process
+    for server in S3_SERVERS:  # one at a time: s3dlio knows one endpoint in a process
         session.run("python", "-m", "pytest", *arguments, env={"KVIO_S3_SERVER": server})
 
 
@@ -347,9 +347,13 @@ def faults(session: nox.Session) -> None:
     libfuse3-dev, pkg-config, xfsprogs, btrfs-progs, strace, user-mode-linux.
     """
     install(session, "test", "s3", extras="[cli]")
-    session.run("python", "-m", "tests.s3.servers")
-    env = {"KVIO_FAULTS": "full", "KVIO_FAULTS_RESULTS": str(Path("results/faults.json").resolve())}
-    arguments = session.posargs or [*PARALLEL, "--timeout", "3600", "tests/faults"]
+    session.run("python", "-m", "tests.s3.servers", *S3_SERVERS)
+    env = {"KVIO_FAULTS": "full"}
+    if not session.posargs:  # a part has no totals of the whole
+        env["KVIO_FAULTS_RESULTS"] = str(Path("results/faults.json").resolve())
+    limits = ["--timeout", "3600", "-o", "faulthandler_timeout=3600"]
+    everything = [*PARALLEL, "--maxschedchunk", "1", *limits, "tests/faults"]
+    arguments = session.posargs or everything
     session.run("python", "-m", "pytest", *arguments, env=env)
 
 

@@ -34,13 +34,19 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
         for one in terminalreporter.stats.get("skipped", [])
         if _FOLDER in one.nodeid or not one.nodeid.startswith("tests/")
     )
-    terminalreporter.write_line(f"faults: {totals.line(total, skipped)}")
+    broken = [one for many in ("failed", "error") for one in terminalreporter.stats.get(many, [])]
+    failed = sum(_FOLDER in one.nodeid or not one.nodeid.startswith("tests/") for one in broken)
+    terminalreporter.write_line(f"faults: {totals.line(total, skipped, failed)}")
+    if sizes.FULL:
+        for one in totals.below(total):
+            terminalreporter.write_line(f"faults: less than all of the campaign: {one}")
     if path := os.environ.get(VARIABLE):
         totals.write(
             Path(path),
             total,
             skipped,
             size="full" if sizes.FULL else "slice",
+            failed=failed,
             seed=sizes.seed(),
             kernel=platform.release(),
             date=time.strftime("%Y-%m-%d"),

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 from typing import Final
 
+import pytest
+
 #: ``slice`` or ``full``.
 VARIABLE: Final = "KVIO_FAULTS"
-FULL: Final = os.environ.get(VARIABLE, "slice") == "full"
+_ASKED: Final = os.environ.get(VARIABLE, "slice")
+FULL: Final = _ASKED == "full"
+if _ASKED not in ("slice", "full"):
+    raise pytest.UsageError(f"{VARIABLE} is 'slice' or 'full', not {_ASKED!r}")
 
 
 def size(few: int, many: int) -> int:
@@ -17,4 +22,8 @@ def size(few: int, many: int) -> int:
 
 def seed() -> int:
     """Give what random choices are drawn from; ``KVIO_FAULTS_SEED`` repeats or varies a run."""
-    return int(os.environ.get("KVIO_FAULTS_SEED", "1"))
+    asked = os.environ.get("KVIO_FAULTS_SEED", "1")
+    try:
+        return int(asked)
+    except ValueError:
+        raise pytest.UsageError(f"KVIO_FAULTS_SEED is a number, not {asked!r}") from None

@@ -29,6 +29,20 @@ def test_counts_of_tests_are_added_and_told_in_one_line() -> None:
     )
 
 
+def test_failures_come_first() -> None:
+    """A test that failed has not counted what it found: the line must not look like a good one."""
+    told = totals.line({"receipts": 30, "lost": 0}, {}, failed=2)
+
+    assert told == "FAILED 2; 30 receipts: lost 0; skipped 0"
+
+
+def test_what_is_less_than_all_is_told() -> None:
+    """Everything skipped is no campaign."""
+    assert "0 kills, not 1,000" in totals.below({})
+    assert totals.below(totals.LEAST) == []
+    assert totals.below({**totals.LEAST, "cuts": 29}) == ["29 cuts, not 30"]
+
+
 def test_what_has_no_name_is_not_counted() -> None:
     """A misspelt counter would vanish from the line."""
     with pytest.raises(AssertionError, match="statez"):
@@ -42,6 +56,20 @@ def test_totals_are_written_as_json(tmp_path: Path) -> None:
     totals.write(path, {"cuts": 3}, {}, kernel="6.1")
 
     assert json.loads(path.read_text()) == {"kernel": "6.1", "totals": {"cuts": 3}, "skipped": {}}
+
+
+def test_a_misspelt_size_is_no_slice() -> None:
+    """All of the campaign must not be a slice because of a letter."""
+    run = subprocess.run(
+        [sys.executable, "-c", "import tests.faults.sizes"],
+        env={**os.environ, "KVIO_FAULTS": "fulll"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode != 0
+    assert "'slice' or 'full', not 'fulll'" in run.stderr
 
 
 def test_a_run_of_pytest_ends_with_the_line(tmp_path: Path) -> None:
@@ -60,6 +88,10 @@ def test_a_run_of_pytest_ends_with_the_line(tmp_path: Path) -> None:
 
             def test_three(tally):
                 pytest.skip("no such medium")
+
+            def test_four(tally):
+                tally.add(lost=1)
+                raise AssertionError("lost")
             """
         )
     )
@@ -74,5 +106,7 @@ def test_a_run_of_pytest_ends_with_the_line(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert "faults: 7 cuts, 2 kills: lost 0; skipped 1: no such medium (1)" in run.stdout
-    assert json.loads(results.read_text())["totals"] == {"cuts": 7, "kills": 2, "lost": 0}
+    told = json.loads(results.read_text())
+    assert "faults: FAILED 1; 7 cuts, 2 kills: lost 1; skipped 1: no such medium (1)" in run.stdout
+    assert told["totals"] == {"cuts": 7, "kills": 2, "lost": 1}
+    assert told["failed"] == 1

@@ -10,12 +10,28 @@ from typing import Final
 
 #: The property of a test's report that holds its counts.
 PROPERTY: Final = "faults"
-#: What is counted, in the order of the line; the others belong to `_PAIRS`.
+#: What is counted, in the order of the line; the others belong to `_PAIRS`. `states` are those of
+#: disks after a power cut, `tests` those of the suite in a world that lacks something, `rounds`
+#: calls against a process that changes names, `names` hostile keys and paths.
 NAMES: Final = (
-    *("sites", "faults", "states", "shutdowns", "cuts", "kills", "receipts"),
-    *("lost", "torn", "flips", "detected", "requests", "fuzzed", "mutants", "caught"),
+    *("sites", "faults", "states", "shutdowns", "cuts", "kills", "receipts", "lost", "torn"),
+    *("tests", "rounds", "names", "flips", "detected", "requests", "fuzzed"),
+    *("deadlines", "on_time", "mutants", "caught"),
 )
-_PAIRS: Final = (("caught", "mutants", "mutants caught"), ("detected", "flips", "rot detected"))
+_PAIRS: Final = (
+    ("caught", "mutants", "mutants caught"),
+    ("detected", "flips", "rot detected"),
+    ("on_time", "deadlines", "deadlines kept within 10 %"),
+)
+#: What all of the campaign has at least, where the machine can do it.
+LEAST: Final = {
+    "states": 20_000,
+    "shutdowns": 2_000,
+    "cuts": 30,
+    "kills": 1_000,
+    "flips": 100_000,
+    "fuzzed": 1_000_000,
+}
 _VERDICTS: Final = ("lost", "torn")
 
 
@@ -42,8 +58,17 @@ def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return {name: total[name] for name in NAMES if name in total}
 
 
-def line(total: Mapping[str, int], skipped: Mapping[str, int]) -> str:
-    """Tell a campaign in one line."""
+def below(total: Mapping[str, int]) -> list[str]:
+    """Say what there is less of than all of the campaign has."""
+    return [
+        f"{total.get(name, 0):,} {name}, not {least:,}"
+        for name, least in LEAST.items()
+        if total.get(name, 0) < least
+    ]
+
+
+def line(total: Mapping[str, int], skipped: Mapping[str, int], failed: int = 0) -> str:
+    """Tell a campaign in one line; what tests had counted that failed is in it."""
     paired = {name for one in _PAIRS for name in one[:2]}
     plain = [
         f"{total[name]:,} {name}"
@@ -59,7 +84,8 @@ def line(total: Mapping[str, int], skipped: Mapping[str, int]) -> str:
     reasons = "; ".join(f"{reason} ({count})" for reason, count in skipped.items())
     gone = f"skipped {sum(skipped.values())}" + (f": {reasons}" if reasons else "")
     told = ", ".join(plain) + (f": {', '.join(verdicts)}" if verdicts else "")
-    return "; ".join([told, *pairs, gone])
+    first = [f"FAILED {failed}"] if failed else []
+    return "; ".join([*first, told, *pairs, gone])
 
 
 def write(path: Path, total: Mapping[str, int], skipped: Mapping[str, int], **more: object) -> None:

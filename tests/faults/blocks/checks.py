@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -153,6 +154,32 @@ def _check_blocks(
         peeked = _peek(root, key, scenario.layout)
         if peeked != found:
             verdicts.bad("wrong", f"{key!r}: kvio says {_say(found)}, the medium {_say(peeked)}")
+        for other in looks(store, key, found):
+            verdicts.bad("wrong", f"{key!r}: read_block says {_say(found)}, {other}")
+
+
+def looks(store: kvio.Store, key: str, found: Found) -> list[str]:
+    """Look in other ways, and name those that do not agree with a read."""
+    stat = _or_error(partial(store.stat_block, key))
+    there = not isinstance(stat, Exception)
+    out = bytearray(len(found) if isinstance(found, bytes) else 0 if not there else stat.nbytes)
+    read = _or_error(partial(store.read_block_into, key, out))
+    error: type[Exception] = kvio.BlockNotFoundError if found is None else kvio.CorruptBlockError
+    if isinstance(found, bytes):
+        same = {"stat_block": there and stat.nbytes == len(found), "into": bytes(out) == found}
+    else:  # an intact trailer may stand behind bytes that are torn
+        known = found == TORN and there
+        same = {"stat_block": known or isinstance(stat, error), "into": isinstance(read, error)}
+    same["contains"] = store.contains(key) == there
+    return [f"{name} disagrees: {stat!r}, {read!r}" for name, agrees in same.items() if not agrees]
+
+
+def _or_error(call: Callable[[], Any]) -> Any:
+    """Give what a look gives, or that a block is missing or torn."""
+    try:
+        return call()
+    except (kvio.BlockNotFoundError, kvio.CorruptBlockError) as exc:
+        return exc
 
 
 def _say(found: Found) -> str:

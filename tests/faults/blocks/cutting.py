@@ -18,9 +18,12 @@ from tests.posix import children
 
 
 def record(kind: str, name: str, work: str, server: str, seed: int) -> Image:
-    """Run a scenario on a fresh file system, and give the disk as it was before."""
+    """Run a scenario on a fresh file system, and give the disk as it was before.
+
+    Every other scenario has small blocks.
+    """
     image = f"{work}/image"
-    disk.make(kind, image)
+    disk.make(kind, image, small=list(workload.SCENARIOS).index(name) % 2 == 1)
     before = Image.of_file(image)
     with disk.Disk(kind, image, work, server) as faulty:
         faulty.mark(b'{"start": 1}')

@@ -22,11 +22,13 @@ from tests.posix import children
 _SOURCE: Final = Path(__file__).with_name("faultdisk.c")
 #: Program, its options, the size of the image in MiB (the smallest, or nearly), the package.
 _MAKERS: Final[dict[str, tuple[tuple[str, ...], int, str]]] = {
-    "ext4": (("mkfs.ext4", "-q", "-F", "-N", "2048"), 24, "e2fsprogs"),
+    "ext4": (("mkfs.ext4", "-q", "-F", "-N", "2048", "-b", "4096"), 32, "e2fsprogs"),
     "xfs": (("mkfs.xfs", "-q", "-f", "-K"), 300, "xfsprogs"),
     "btrfs": (("mkfs.btrfs", "-q", "-f"), 128, "btrfs-progs"),
 }
 FILESYSTEMS: Final = tuple(_MAKERS)
+#: Added for blocks that are smaller than a page, as mkfs.ext4 makes them on small disks.
+_SMALL: Final = {"ext4": ("-b", "1024")}
 #: Replayed images have the UUID of the first; threads that zero inode tables cost time.
 OPTIONS: Final = {"ext4": "noinit_itable", "xfs": "nouuid", "btrfs": "nodiscard"}
 
@@ -94,12 +96,13 @@ def build(directory: Path) -> Path:
     return mutants.compile_c(_SOURCE, directory / "faultdisk", *flags.stdout.split())
 
 
-def make(kind: str, image: str) -> None:
-    """Make a file system in a new file."""
+def make(kind: str, image: str, *, small: bool = False) -> None:
+    """Make a file system in a new file; *small*: of small blocks, where it has any."""
     program, size_mib, _ = _MAKERS[kind]
+    more = _SMALL.get(kind, ()) if small else ()
     with open(image, "wb") as file:
         file.truncate(size_mib << 20)
-    subprocess.run([*program, image], check=True, capture_output=True)
+    subprocess.run([*program, *more, image], check=True, capture_output=True)
 
 
 def mount(kind: str, device: str, root: str) -> None:

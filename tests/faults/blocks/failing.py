@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import pytest
 
 import kvio
 from kvio import KiB
+from kvio.url import OptionValue
 from tests.faults.blocks import disk, kernel
 from tests.faults.blocks.log import Kind, read_log
 from tests.posix import faultlab
@@ -60,11 +61,13 @@ class Bench:
         self.disk, self.number = faulty, number
         self.root = Path(faulty.root, "store")
         self.backend, self.publish = "posix-tmpfile", "auto"
+        self.layout: Literal["block", "plain"] = "block"
 
-    def open(self) -> kvio.Store:
-        """Open a durable store."""
-        options: dict[str, str | bool] = {"create": True, "publish": self.publish}
-        return kvio.open_store(self.backend, root=self.root, durability="durable", options=options)
+    def open(self, durability: Literal["visible", "durable"] = "durable") -> kvio.Store:
+        """Open a store, a durable one if nothing else is asked for."""
+        options: dict[str, OptionValue] = {"create": True}
+        options |= {"publish": self.publish, "layout": self.layout}
+        return kvio.open_store(self.backend, root=self.root, durability=durability, options=options)
 
     def fail(self, count: int) -> None:
         """Let so many writes of the marked bytes fail."""
@@ -83,7 +86,7 @@ class Bench:
         """Say what lies on the disk, read anew by kvio, and without it: both must be the same."""
         self.disk.remount()
         try:
-            peeked = _named(faultlab.peek(self.root, key))
+            peeked = _named(faultlab.peek(self.root, key, layout=self.layout))
         except AssertionError:
             peeked = "torn"
         with self.open() as store:
@@ -260,6 +263,61 @@ def _staged_once(bench: Bench, outcome: Outcome) -> None:
     outcome.found = bench.read(_KEY)
 
 
+def _hasty(bench: Bench) -> None:
+    """Store the block without a sync: its bytes are in the page cache alone."""
+    with bench.open("visible") as store:
+        store.write_block(_KEY, FAILING)
+
+
+def _kept(bench: Bench, outcome: Outcome) -> None:
+    """A block that could not be made durable is not kept by the next write, healed or not."""
+    _hasty(bench)
+    with bench.open() as store:
+        bench.fail(_ALWAYS)
+        _attempt(outcome, lambda: store.write_block(_KEY, FAILING))
+        bench.heal()
+        assert store.write_block(_KEY, FAILING).level == "durable"
+    outcome.again = bench.read(_KEY)
+
+
+def _kept_batch(bench: Bench, outcome: Outcome) -> None:
+    """Nor by the next batch, of another store."""
+    _hasty(bench)
+    with bench.open() as store:
+        bench.fail(_ALWAYS)
+        (result,) = store.write_blocks([(_KEY, FAILING)])
+        bench.heal()
+    outcome.error, outcome.errno = type(result.error).__name__, getattr(result.error, "errno", 0)
+    with bench.open() as store:
+        (result,) = store.write_blocks([(_KEY, FAILING)])
+    assert result.ok
+    outcome.again = bench.read(_KEY)
+
+
+def _kept_told(bench: Bench, outcome: Outcome) -> None:
+    """Somebody else was told that the disk had failed: the kernel does not tell it twice."""
+    _hasty(bench)
+    bench.fail(_ALWAYS)
+    fd = os.open(faultlab.file_of(bench.root, _KEY, layout=bench.layout), os.O_RDONLY)
+    with pytest.raises(OSError):
+        os.fsync(fd)
+    os.close(fd)
+    bench.heal()
+    with bench.open() as store:
+        _attempt(outcome, lambda: store.write_block(_KEY, FAILING))
+    outcome.found = bench.read(_KEY)
+
+
+def _plain(case: Case) -> Case:
+    """Do the same with blocks that have no checksum."""
+
+    def run(bench: Bench, outcome: Outcome) -> None:
+        bench.layout = "plain"
+        case(bench, outcome)
+
+    return run
+
+
 #: By name: what fails, and while what is done. All but the last two leave the file system alive.
 CASES: Final[dict[str, Case]] = {
     "once": _write(1),
@@ -272,6 +330,11 @@ CASES: Final[dict[str, Case]] = {
     "named-replace": _through("posix-tmpfile", "rename", _replace),
     "batch": _batch,
     "shared": _shared,
+    "kept": _kept,
+    "kept-batch": _kept_batch,
+    "kept-told": _kept_told,
+    "kept-plain": _plain(_kept),
+    "kept-told-plain": _plain(_kept_told),
     "staged": _staged,
     "staged-once": _staged_once,
     "flush": _flush,

@@ -99,6 +99,10 @@ class Image:
                     image._used.add(number)
         return image
 
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Give some of the bytes."""
+        return bytes(self._view[offset : offset + nbytes])
+
     def apply(self, record: Record) -> None:
         """Do to the image what was done to the disk."""
         end = record.offset + record.nbytes

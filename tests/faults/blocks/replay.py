@@ -2,8 +2,8 @@
 
 A state is what a disk may have after a cut: all records up to the last flush before it, and of the
 writes behind that flush all, none, or some in any order; of those that it stores in several pieces
-perhaps not all pieces. Every state is a disk of its own, mounted by the kernel and checked through
-kvio and without it.
+perhaps not all pieces. No two states are the same disk; each is mounted by the kernel and checked
+through kvio and without it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ import random
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from tests.faults.blocks import kernel
 from tests.faults.blocks.checks import Promises, Verdicts, check
 from tests.faults.blocks.disk import mount
 from tests.faults.blocks.log import CHANGES, Image, Kind, Record, apply_to_file
+from tests.faults.blocks.sameness import Piece, Sameness
 from tests.faults.blocks.workload import SCENARIOS
 
 #: What a disk stores whole or not at all.
 _ATOM: Final = 4096
 #: States of one moment: all, none, some, some with torn writes among them.
 _WAYS: Final = ("all", "none", "some", "torn")
-_DRAWS: Final = 20
-#: A record, from which of its bytes, to which.
-Piece: TypeAlias = "tuple[int, int, int]"
+_DRAWS: Final = 50
+#: Of the moments; the others may lie behind the work, where the file system is unmounted.
+_WHILE_AT_WORK: Final = 0.9
 
 
 class Cut(NamedTuple):
@@ -88,18 +89,21 @@ class Replay:
         return self.verdicts
 
     def _plan(self, states: int) -> list[tuple[Cut, list[Piece]]]:
-        """Draw states that differ in bytes or in what was promised, in the order of time."""
-        first = next(i for i, one in enumerate(self._records) if one.kind is Kind.MARK)
-        flushed, marks = [0], [0]
+        """Draw states that differ in bytes, each with the most that was promised, in order."""
+        sameness = Sameness(self._base, self._records)
+        marks = [i for i, one in enumerate(self._records) if one.kind is Kind.MARK]
+        flushed = [0]
         for number, record in enumerate(self._records):
             flushed.append(number + 1 if record.kind is Kind.FLUSH else flushed[-1])
-            marks.append(marks[-1] + (record.kind is Kind.MARK))
-        drawn: dict[tuple[object, ...], tuple[Cut, list[Piece]]] = {}
+        drawn: dict[int, tuple[Cut, list[Piece]]] = {}
         for _ in range(states * _DRAWS):
-            at = self._random.randint(first, len(self._records))
+            at_work = self._random.random() < _WHILE_AT_WORK
+            at = self._random.randint(marks[0], marks[-1] + 1 if at_work else len(self._records))
             cut = Cut(at, flushed[at], self._random.choice(_WAYS))
             kept = self._kept(cut)
-            drawn.setdefault((cut.flushed, marks[at], tuple(kept)), (cut, kept))
+            disk = sameness.of(cut.flushed, kept)
+            if disk not in drawn or at > drawn[disk][0].at:
+                drawn[disk] = (cut, kept)
             if len(drawn) == states:
                 break
         return sorted(drawn.values(), key=lambda state: state[0])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+import kvio
 from tests.faults.blocks import disk, kernel
-from tests.faults.blocks.checks import TORN, Found, Promises, Verdicts, judge
-from tests.faults.blocks.log import Image, Kind, read_log
+from tests.faults.blocks.checks import TORN, Found, Promises, Verdicts, judge, looks
+from tests.faults.blocks.log import Image, Kind, Record, read_log
 from tests.faults.blocks.processes import tell
+from tests.faults.blocks.sameness import Piece, Sameness
 from tests.faults.blocks.workload import content
 from tests.posix import children
 
@@ -62,6 +65,47 @@ def test_a_promise_allows_itself_and_what_was_begun_after_it(
     judge(found, _KEY, promises, verdicts, tearable=False)
 
     assert dict(verdicts.counts) == ({verdict: 1} if verdict else {})
+
+
+def test_disks_have_one_number_if_they_have_the_same_bytes() -> None:
+    """Whatever was written, in whatever order and pieces; other bytes have another number."""
+    source, sector = random.Random(1), 512
+    before = Image(8 * sector)
+    records = []
+    for _ in range(12):
+        first, count = source.randrange(7), source.randint(1, 2)
+        data = b"".join(bytes([source.randrange(3)]) * sector for _ in range(count))
+        records.append(Record(Kind.WRITE, first * sector, len(data), memoryview(data)))
+    numbers = Sameness(before, records)
+    bytes_of: dict[int, bytes] = {}
+    for _ in range(2000):
+        until = source.randrange(len(records))
+        tail = source.sample(range(until, len(records)), source.randint(0, len(records) - until))
+        pieces: list[Piece] = [
+            (number, source.choice((0, records[number].nbytes - sector)), records[number].nbytes)
+            for number in tail
+        ]
+        disk_now = bytearray(8 * sector)
+        for number, start, stop in [(n, 0, records[n].nbytes) for n in range(until)] + pieces:
+            at = records[number].offset
+            disk_now[at + start : at + stop] = records[number].data[start:stop]
+        assert bytes_of.setdefault(numbers.of(until, pieces), bytes(disk_now)) == disk_now
+
+    assert 10 < len(bytes_of) == len(set(bytes_of.values()))
+
+
+def test_looks_that_disagree_with_a_read_are_named(tmp_path: Path) -> None:
+    """Of a block that stands, and of one that does not."""
+    with kvio.open_store("posix-tmpfile", root=tmp_path, options={"create": True}) as store:
+        store.write_block(_KEY, _OLD)
+
+        assert looks(store, _KEY, _OLD) == []
+        assert len(looks(store, _KEY, _OLD + b"more")) == 2
+        assert len(looks(store, _KEY, None)) == 2
+        assert len(looks(store, _KEY, TORN)) == 1
+        assert looks(store, "other", None) == []
+        assert len(looks(store, "other", _OLD)) == 2
+        assert len(looks(store, "other", TORN)) == 2
 
 
 @pytest.mark.root

@@ -20,7 +20,8 @@ from tests.faults.sizes import FULL, seed, size
 from tests.faults.totals import Tally
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
-_STATES: Final = size(5, 450)
+#: Of each scenario. A call is a write or two of the log on XFS, where fewer disks differ.
+_STATES: Final = {"ext4": size(5, 420), "xfs": size(5, 320), "btrfs": size(5, 440)}
 #: All of the campaign is as many tests as may run side by side; the slice starts few processes.
 _GROUPS: Final = [(name,) for name in workload.SCENARIOS] if FULL else [tuple(workload.SCENARIOS)]
 #: Where each is seen, the clearest first. Direct I/O is no place to look for a file sync that was
@@ -29,7 +30,8 @@ _SHOWN_BY: Final = {
     "no_directory_sync": ("new", "replace", "batches", "delete", "staged", "shared"),
     "no_file_sync": ("new", "replace", "batches", "staged", "shared", "plain"),
     "rename_without_sync": ("named-new", "named-replace", "shared"),
-    "link_before_sync": ("new", "replace", "staged", "plain"),
+    "no_sync": ("new", "replace", "staged", "plain"),
+    "link_before_sync": ("threads", "batches", "staged"),
 }
 _SEEN: Final = frozenset(("lost", "torn", "wrong"))
 _MUTANT_STATES: Final = size(12, 60)
@@ -53,11 +55,12 @@ def test_what_was_durable_survives_a_power_cut(
 ) -> None:
     """In every state of the disk: no receipt lost, no name torn, nothing but temporaries left."""
     disk.need(kind)
-    found = tell("cutting", tmp_path, server, kind, _STATES, seed(), *scenarios)
+    found = tell("cutting", tmp_path, server, kind, _STATES[kind], seed(), *scenarios)
     bad = count(found, tally)
 
     assert [one["scenario"] for one in found] == list(scenarios)
-    assert all(one["states"] > 0 and one["receipts"] > 0 for one in found)
+    assert all(one["states"] >= _STATES[kind] * 3 // 4 for one in found), found
+    assert all(one["receipts"] > 0 for one in found), found
     assert not FULL or "visible" not in scenarios or found[0]["told"], "no cut tore anything"
     assert not bad, "\n".join(line for one in found for line in one["examples"])
 
@@ -78,19 +81,3 @@ def test_a_broken_protocol_is_caught(
 
     tally.add(mutants=len(found), caught=len(found) - len(missed))
     assert not missed, f"{mutant} was not caught on {kind} by {missed}"
-
-
-@pytest.mark.parametrize("kind", disk.FILESYSTEMS)
-def test_a_sync_behind_the_link_keeps_receipts_by_the_journals_design(
-    kind: str, server: Path, mutant_library: Path, tmp_path: Path
-) -> None:
-    """Syncing a file commits its new name on these file systems: known of them, not promised.
-
-    So this protocol, which kvio does not use, is no mutant that could be caught by lost receipts.
-    """
-    disk.need(kind)
-    more = mutants.environment(mutant_library, mutants.CONTROL)
-    arguments = (tmp_path, server, kind, _MUTANT_STATES, seed(), "new")
-    (found,) = tell("cutting", *arguments, more=more)
-
-    assert "lost" not in found["bad"], found["examples"]

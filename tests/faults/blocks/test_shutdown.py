@@ -28,7 +28,7 @@ _SHOWN_BY: Final = {
     "no_directory_sync": "tmpfile",
     "no_file_sync": "tmpfile",
     "rename_without_sync": "named",
-    "link_before_sync": "tmpfile",
+    "no_sync": "tmpfile",
 }
 
 
@@ -93,3 +93,19 @@ def test_a_broken_protocol_is_caught_by_a_shutdown(
 
     tally.add(mutants=1, caught=int(caught > 0))
     assert caught, f"{mutant} was not caught on {kind} in {found['states']} cycles"
+
+
+@pytest.mark.parametrize("kind", _FILESYSTEMS)
+def test_a_missing_sync_of_a_directory_is_caught_before_some_call(
+    kind: str, stepper: Path, mutant_library: Path, tmp_path: Path, tally: Tally
+) -> None:
+    """Stopped before each call in turn, a store that does not sync directories loses receipts."""
+    disk.need(kind)
+    more = mutants.environment(mutant_library, "no_directory_sync")
+    more["LD_PRELOAD"] += f":{stepper}"
+    (found,) = tell("stepping", tmp_path, kind, "tmpfile", more=more)
+    caught = found["bad"].get("lost", 0)
+
+    tally.add(mutants=1, caught=int(caught > 0))
+    assert found["steps"]["tmpfile"] > _FEWEST_STEPS // 2
+    assert caught, f"not caught on {kind} in {found['steps']} stops"

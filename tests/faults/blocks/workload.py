@@ -12,12 +12,14 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, Literal, TypeAlias
 
 import kvio
 from kvio import KiB, MiB
+from tests.faults.sizes import size
 
 #: A version of a block; None: none, after a deletion.
 Version: TypeAlias = "int | None"
@@ -27,6 +29,8 @@ Body: TypeAlias = "Callable[[Work], None]"
 #: The directory of the stores and of the shared files, below the mount point.
 ROOT: Final = "store"
 _SIZES: Final = (0, 1, 300, 4096, 5000, 12 * KiB, 64 * KiB - 64, 64 * KiB + 17, 150 * KiB)
+#: All of the campaign asks for more disks that differ than a short run has.
+_MORE: Final = size(1, 2)
 #: Few directories: what is looked for in each state is quickly found, and batches share syncs.
 _LEAVES: Final = ("3", "9", "c")
 _SHARED_SIZES: Final = (70_001, 0, 130_007)
@@ -119,6 +123,13 @@ class Work:
         assert store.delete_block(key)
         self.tell("done", [(key, None)])
 
+    def delete_many(self, store: kvio.Store, keys: Sequence[str]) -> None:
+        """Delete a batch of blocks that stand."""
+        pairs: list[Pair] = [(key, None) for key in keys]
+        self.tell("begin", pairs)
+        assert all(one.ok for one in store.delete_blocks(keys))
+        self.tell("done", pairs)
+
     def write_many(self, store: kvio.Store, pairs: Sequence[tuple[str, int]], **how: Any) -> None:
         """Write a batch."""
         self.tell("begin", pairs)
@@ -129,13 +140,13 @@ class Work:
 
 def _new(work: Work) -> None:
     with work.open() as store:
-        for key in names(20):
+        for key in names(20 * _MORE):
             work.write(store, key, 0)
 
 
 def _replace(work: Work) -> None:
     with work.open() as store:
-        for version in range(6):
+        for version in range(6 * _MORE):
             for key in names(4):
                 work.write(store, key, version, if_exists="replace")
 
@@ -143,7 +154,7 @@ def _replace(work: Work) -> None:
 def _plain(work: Work) -> None:
     keys = ["a", "deep/er/b", "deep/c", "other/d"]
     with work.open() as store:
-        for version in range(4):
+        for version in range(4 * size(1, 3)):
             for key in keys:
                 work.write(store, key, version, if_exists="replace")
 
@@ -167,7 +178,7 @@ def _delete(work: Work) -> None:
     keys = names(8)
     with work.open() as store:
         work.write_many(store, [(key, 0) for key in keys])
-        for version in range(1, 4):
+        for version in range(1, 1 + 3 * _MORE):
             for key in work.random.sample(keys, 4):
                 work.delete(store, key)
                 if work.random.random() < 0.6:
@@ -176,14 +187,39 @@ def _delete(work: Work) -> None:
                     work.write(store, key, version, if_exists="replace")
 
 
+def _delete_batches(work: Work) -> None:
+    keys = names(14)
+    with work.open() as store:
+        work.write_many(store, [(key, 0) for key in keys])
+        for version in range(1, 4):
+            gone = work.random.sample(keys, 8)
+            work.delete_many(store, gone)
+            work.write_many(store, [(key, version) for key in gone])
+
+
+def _submitted(work: Work) -> None:
+    """Many writes under way at a time, each with a receipt of its own."""
+    keys = names(12)
+    with work.open() as store:
+        for version in range(3):
+            work.tell("begin", [(key, version) for key in keys])
+            futures = {
+                store.submit_write(key, content(key, version), if_exists="replace"): key
+                for key in keys
+            }
+            for future in as_completed(futures):
+                assert future.result().level == "durable"
+                work.tell("done", [(futures[future], version)])
+
+
 def _threads(work: Work) -> None:
     def write(keys: Sequence[str]) -> None:
-        for version in range(3):
+        for version in range(2):
             for key in keys:
                 work.write(store, key, version, if_exists="replace")
 
     with work.open() as store:
-        run_threads([partial(write, names(9)[n::3]) for n in range(3)])
+        run_threads([partial(write, names(16)[n::8]) for n in range(8)])
 
 
 def run_threads(calls: Sequence[Callable[[], None]]) -> None:
@@ -207,7 +243,7 @@ def run_threads(calls: Sequence[Callable[[], None]]) -> None:
 
 def _promote(work: Work) -> None:
     """Blocks that others wrote with less care are kept, and made durable."""
-    keys = names(12)
+    keys = names(12 * _MORE)
     with work.open("visible") as hasty, work.open() as store:
         for key in keys:
             work.write(hasty, key, 0)
@@ -215,10 +251,23 @@ def _promote(work: Work) -> None:
             work.write(store, key, 0, if_exists="keep")
 
 
+def _promote_batches(work: Work) -> None:
+    """The same in batches, over some that are not there and some that are durable."""
+    keys = names(16 * _MORE)
+    with work.open("visible") as hasty, work.open() as store:
+        work.write_many(store, [(key, 0) for key in keys[:4]])
+        for first in range(2, len(keys), 6):
+            pairs = [(key, 0) for key in keys[first : first + 8]]
+            work.tell("begin", pairs)
+            for key, version in pairs[:6]:
+                hasty.write_block(key, content(key, version))
+            work.write_many(store, pairs, if_exists="keep")
+
+
 def _visible(work: Work) -> None:
     """Nothing is promised but that a torn block is known for one; other writes sync the journal."""
     with work.open("visible") as hasty, work.open() as store:
-        for version in range(3):
+        for version in range(3 * _MORE):
             for number, key in enumerate(names(12)):
                 chosen = store if number % 5 == 4 else hasty
                 work.write(chosen, key, version, if_exists="replace")
@@ -244,7 +293,7 @@ def _shared(work: Work) -> None:
     parent = os.open(work.mountpoint, os.O_RDONLY)
     os.fsync(parent)  # a directory that the user made is the user's to sync
     os.close(parent)
-    for version in range(2):
+    for version in range(2 * _MORE):
         for key in _SHARED:
             layout = "plain" if key in PLAIN_FILES else "block"
             work.tell("begin", [(key, version)])
@@ -271,6 +320,8 @@ SCENARIOS: Final = {
     "batches": Scenario(_batches),
     "plain-batches": Scenario(_batches, layout="plain"),
     "delete": Scenario(_delete),
+    "delete-batches": Scenario(_delete_batches),
+    "submitted": Scenario(_submitted),
     "threads": Scenario(_threads),
     "direct": Scenario(_replace, backend="posix-direct"),
     "hybrid": Scenario(_big, backend="hybrid"),
@@ -278,6 +329,7 @@ SCENARIOS: Final = {
     "named-replace": Scenario(_replace, publish="rename"),
     "named-batches": Scenario(_batches, publish="rename", backend="posix-direct"),
     "promote": Scenario(_promote, tearable=True),
+    "promote-batches": Scenario(_promote_batches, tearable=True),
     "visible": Scenario(_visible, tearable=True),
     "staged": Scenario(_staged),
     "shared": Scenario(_shared, shared=True),

@@ -19,7 +19,7 @@ from kvio._native import faults
 from tests.faults.calls.benches import STORES
 from tests.faults.calls.fault_kinds import counted
 from tests.posix import faultlab
-from tests.posix.scenarios import Outcome, Scenario
+from tests.posix.scenarios import Memory, Outcome, Scenario
 from tests.sharedfile import kills
 from tests.sharedfile import test_faults as lives
 
@@ -52,9 +52,11 @@ class StoreSubject(Subject):
     def __init__(self, scenario: Scenario, root: Path) -> None:
         self.scenario, self.root = scenario, root
         self.store = scenario.open(root)
+        self.memory = Memory(self.store)
 
     def prepare(self) -> None:
-        """Arrange files."""
+        """Arrange files, and a store that knows no more than before."""
+        self.memory.put_back(expects=self.scenario.expected)
         self.scenario.arrange(self.root, self.store)
 
     def run(self) -> Outcome:

@@ -5,6 +5,8 @@ Needs a C compiler (Debian package gcc) for the first, strace for some of them.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
 import shutil
@@ -16,7 +18,9 @@ from typing import Final, NamedTuple
 import pytest
 
 import kvio
-from tests.faults.calls.test_traced import WATCHED, strangers
+from tests.faults.calls.benches import STORES
+from tests.faults.calls.killing import HONEST, VARIANTS
+from tests.faults.calls.test_traced import WATCHED, Injection, check_injected, strangers
 from tests.faults.calls.tracing import Traced
 from tests.faults.calls.trial import BROKEN
 from tests.faults.totals import Tally
@@ -110,6 +114,55 @@ def test_a_lie_is_noticed_by_strace(lie: str, shim: Path, disk_path: Path, tally
     assert caught, found
 
 
+@pytest.mark.parametrize("call", ["fdatasync", "fsync"])
+def test_a_sync_whose_failure_is_ignored_is_noticed(
+    call: str, shim: Path, disk_path: Path, tally: Tally
+) -> None:
+    """A core that does not hear what the kernel says of a sync gives a receipt over nothing."""
+    (scenario,) = (scenario for scenario in STORES if scenario.name == "write durable")
+    lie = f"errors-of-{call}-are-ignored"
+    traced = Traced(disk_path, LD_PRELOAD=str(shim), KVIO_LIE=lie)
+    try:
+        if reason := traced.prepare(scenario.name):
+            pytest.skip(f"the temporary directory's medium lacks it: {reason}")
+        traced.go("-e", WATCHED)
+        needed = traced.listed()[scenario.name]
+        found, injected = check_injected(scenario, Injection(call, 1, errno.EIO), traced, needed)
+    finally:
+        traced.close()
+    caught = injected == 1 and any(f"calls of {call} 0 succeeded" in line for line in found)
+    tally.add(mutants=1, caught=int(caught))
+
+    assert caught, found
+
+
+def test_what_a_kill_shows_of_broken_protocols_is_noticed(
+    shim: Path, disk_path: Path, tally: Tally
+) -> None:
+    """Names before bytes, receipts before renames and deletions: seen by the kills, each of them.
+
+    The same kills of what is not broken notice nothing.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.calls.killing", str(disk_path)],
+        cwd=_ROOT,
+        env={**os.environ, "LD_PRELOAD": str(shim)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    said = json.loads(done.stdout.splitlines()[-1])
+    print(json.dumps(said, indent=2))
+    alarms = {name for name, words in said.items() if words and name.endswith(HONEST)}
+    missed = {name for name, words in said.items() if not words and not name.endswith(HONEST)}
+    tally.add(mutants=len(VARIANTS), caught=len(VARIANTS) - len(missed))
+
+    assert len(said) == 2 * len(VARIANTS)
+    assert not alarms, f"broken, they say, without a lie: {alarms}"
+    assert not missed, f"not noticed: {missed}"
+
+
 class Change(NamedTuple):
     """A line of kvio's sources that is changed in a copy, and what notices it."""
 
@@ -137,6 +190,22 @@ CHANGES: Final = (
         "(errno.ENOSPC, errno.EDQUOT, errno.EFBIG), AccessDeniedError",
         ("write durable",),
         "not the right error",
+    ),
+    Change(
+        "a directory's sync may fail",
+        "backends/posix/quick.py",
+        "        if answer.status:",
+        "        if answer.status and answer.site != lib.KVIO_SITE_FSYNC_DIR:",
+        ("write durable",),
+        "success is told, but of 1 calls of fsync_dir 0 succeeded",
+    ),
+    Change(
+        "a shared file's sync may fail",
+        "_native/files.py",
+        "    check(lib.kvio_file_sync(current_fault(), fd))",
+        "    lib.kvio_file_sync(current_fault(), fd)",
+        ("shared file, buffered-contiguous",),
+        "sealed over a sync that failed",
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -40,14 +41,24 @@ def root(disk_path: Path) -> Path:
     return path
 
 
+def open_used(scenario: Scenario, root: Path, content: bytes) -> kvio.Store:
+    """Open a store and write a block that has its receipt."""
+    store = scenario.open(root)
+    receipt = store.write_block("receipted", content, if_exists="replace")
+    assert receipt.level == scenario.level
+    return store
+
+
 def calls(scenario: Scenario, root: Path) -> list[tuple[str, int]]:
     """List a scenario's calls, as a process makes them that has just opened the store."""
     scenario.arrange(root)
     try:
-        store = scenario.open(root)
+        with open_used(scenario, root, b"") as store:
+            scenario.run(store)  # what a scenario finds, but for the first time, are directories
     except kvio.UnsupportedError as exc:
         pytest.skip(f"the temporary directory's medium lacks it: {exc}")
-    with store, counted() as seen:
+    scenario.arrange(root)
+    with open_used(scenario, root, b"") as store, counted() as seen:
         scenario.run(store)
         return [
             (site, nth)
@@ -56,39 +67,74 @@ def calls(scenario: Scenario, root: Path) -> list[tuple[str, int]]:
         ]
 
 
+def die(scenario: Scenario, root: Path, site: str, nth: int, lie: str = "none") -> int:
+    """Kill a process at a call, and see what it left; how many temporaries that were.
+
+    *lie*: what the process is told by the C library of the broken variants, where that is loaded.
+    """
+    scenario.arrange(root)
+    before = faultlab.pattern(nth, 3000 + nth)
+    where = f"killed at {site} call {nth}"
+
+    def work() -> None:
+        with open_used(scenario, root, before) as store:
+            os.environ["KVIO_LIE"] = lie
+            with faults.inject(site, nth=nth, error=faults.KILL):
+                scenario.run(store)
+
+    assert killed(in_child(work)), f"never came to {site} call {nth}"
+    stands = faultlab.peek(root, "receipted", layout=scenario.layout)
+    assert stands == before, f"{where}: a receipt given before does not hold"
+    left = check_after_death(scenario, root, where)
+    with scenario.open(root) as store:
+        for key in ("receipted", *scenario.keys):
+            stored = faultlab.peek(root, key, layout=scenario.layout)
+            assert loaded(store, key) == stored, f"{where}: the next process reads something else"
+        ends = scenario.run(store) if not scenario.deletes else {}
+        failed = [e for e in ends.values() if isinstance(e, Exception)]
+        taken = [e for e in failed if isinstance(e, kvio.BlockExistsError)]
+        assert failed == taken, f"{where}: the next process fails: {failed}"
+    return left
+
+
+def loaded(store: kvio.Store, key: str) -> bytes | None:
+    """Read a block through a store."""
+    try:
+        return bytes(store.read_block(key))
+    except kvio.BlockNotFoundError:
+        return None
+
+
 @pytest.mark.parametrize("scenario", WRITES, ids=lambda s: s.name)
 def test_death_at_a_call_leaves_whole_blocks(scenario: Scenario, root: Path, tally: Tally) -> None:
     """Old or new, whole; what had its receipt before stands; a sweep finds the rest."""
     todo = calls(scenario, root)
-    deaths = left = 0
-    durable = "durable" if scenario.options.get("durability") == "durable" else "visible"
-    for site, nth in random.Random(f"{seed()} {scenario.name}").sample(todo, min(KILLS, len(todo))):
-        scenario.arrange(root)
-        before = faultlab.pattern(nth, 3000 + nth)
+    few = random.Random(f"{seed()} {scenario.name}").sample(todo, min(KILLS, len(todo)))
+    assert few
+    left = sum(die(scenario, root, site, nth) for site, nth in few)
+    tally.add(kills=len(few), receipts=len(few), lost=0, torn=0)
+    print(f"{scenario.name}: {len(few)} deaths, {left} temporaries left and swept (seed {seed()})")
 
-        def work(site: str = site, nth: int = nth, before: bytes = before) -> None:
-            with scenario.open(root) as store:
-                receipt = store.write_block("receipted", before, if_exists="replace")
-                assert receipt.level == durable
-                with faults.inject(site, nth=nth, error=faults.KILL):
-                    scenario.run(store)
 
-        if not killed(in_child(work)):
-            continue
-        deaths += 1
-        where = f"killed at {site} call {nth}"
-        stands = faultlab.peek(root, "receipted", layout=scenario.layout)
-        assert stands == before, f"{where}: a receipt given before does not hold"
-        left += check_after_death(scenario, root, where)
-        with scenario.open(root) as store:
-            ends = scenario.run(store) if not scenario.deletes else {}
-            failed = [e for e in ends.values() if isinstance(e, Exception)]
-            taken = [e for e in failed if isinstance(e, kvio.BlockExistsError)]
-            assert failed == taken, f"{where}: the next process fails: {failed}"
-    tally.add(kills=deaths, receipts=deaths, lost=0, torn=0)
-    print(f"{scenario.name}: {deaths} deaths, {left} temporaries left and swept (seed {seed()})")
+def die_in_life(
+    life: Life, case: Case, path: Path, site: str, nth: int, *, seal: bool, lie: str = "none"
+) -> None:
+    """Kill a process at a call of a shared file's life, see what it left, and end that."""
+    if life.before:
+        life.before(path, case)
 
-    assert deaths >= min(KILLS, len(todo)) // 2
+    def work() -> None:
+        os.environ["KVIO_LIE"] = lie
+        with faults.inject(site, nth=nth, error=faults.KILL):
+            life.live(path, case)
+
+    assert kills.killed(kills.in_child(work)), f"never came to {site} call {nth}"
+    kills.check_name(path, case.payload)
+    end = go_on if seal else give_up
+    said = end(path, case)
+    whole = kills.check_name(path, case.payload)
+    assert whole == (said != "aborted"), f"killed at {site} call {nth}, {end.__name__}: {said}"
+    empty(path.parent)
 
 
 @pytest.mark.parametrize(("life", "case"), PLACES, ids=lambda one: getattr(one, "name", str(one)))
@@ -97,25 +143,9 @@ def test_death_in_the_life_of_a_shared_file(
 ) -> None:
     """No torn name; whoever recovers goes on with it, or removes all of it."""
     monkeypatch.setattr("tests.sharedfile.kills.test_calls.KILLS", FILE_KILLS)
-    path = root / "f"
-    deaths = 0
     todo = chosen(calls_of(life, case, root), f"{seed()} {life.name} {case}")
-    for site, nth in todo:
-        if life.before:
-            life.before(path, case)
+    for number, (site, nth) in enumerate(todo):
+        die_in_life(life, case, root / "f", site, nth, seal=number % 2 == 1)
+    tally.add(kills=len(todo) * (2 if life.before else 1), torn=0)
 
-        def work(site: str = site, nth: int = nth) -> None:
-            with faults.inject(site, nth=nth, error=faults.KILL):
-                life.live(path, case)
-
-        assert kills.killed(kills.in_child(work)), f"never came to {site} call {nth}"
-        deaths += 1
-        kills.check_name(path, case.payload)
-        end = (go_on, give_up)[deaths % 2]
-        said = end(path, case)
-        whole = kills.check_name(path, case.payload)
-        assert whole == (said != "aborted"), f"killed at {site} call {nth}, {end.__name__}: {said}"
-        empty(root)
-    tally.add(kills=deaths + bool(life.before) * deaths, torn=0)
-
-    assert deaths == len(todo) >= min(FILE_KILLS, 6)
+    assert len(todo) >= min(FILE_KILLS, 6)

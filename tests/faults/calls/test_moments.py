@@ -146,8 +146,8 @@ def start(work: Work, root: Path, first: int) -> tuple[int, int]:
     return pid, read_end
 
 
-def kill(work: Work, root: Path, first: int, dice: random.Random) -> dict[int, int]:
-    """Let it work, kill it at some moment, and give the last that it said of each key."""
+def kill(work: Work, root: Path, first: int, dice: random.Random) -> list[tuple[int, int]]:
+    """Let it work, kill it at some moment, and give what it said, in order: keys and versions."""
     pid, said = start(work, root, first)
     content = b""
     wanted = dice.randrange(1, 40) * _SAID.size
@@ -162,21 +162,30 @@ def kill(work: Work, root: Path, first: int, dice: random.Random) -> dict[int, i
     while piece := os.read(said, 1 << 16):
         content += piece
     os.close(said)
-    return dict(_SAID.iter_unpack(content[: len(content) // _SAID.size * _SAID.size]))
+    return [
+        (int(key), int(version))
+        for key, version in _SAID.iter_unpack(content[: len(content) // _SAID.size * _SAID.size])
+    ]
 
 
-def check(work: Work, root: Path, last: dict[int, int]) -> None:
-    """See that every key is whole, and no older than what there was a receipt for."""
+def check(work: Work, root: Path, said: list[tuple[int, int]]) -> None:
+    """See that every key is whole, and no older than what there was a receipt for.
+
+    *said*: by this process and those before it.
+    """
+    last = dict(said)
     for key, name in enumerate(KEYS):
         try:
             stored = faultlab.peek(root, name)
         except AssertionError:
-            # Cut by the worker itself, which had not come to write it anew.
-            assert work.name == "repairs", f"{work.name}: {name} is torn"
+            # Cut by the worker itself, which had not come to write it anew: one at a time.
+            cut = work.name == "repairs" and key == (said[-1][0] + 1) % len(KEYS)
+            assert cut, f"{work.name}: {name} is torn"
             continue
         receipt = last.get(key)
         if stored is None:
-            gone = receipt is None or receipt & _GONE or work.name == "deletions"
+            deleted = work.name == "deletions" and key % 2
+            gone = receipt is None or receipt & _GONE or deleted
             assert gone, f"{work.name}: a receipt for {name} #{receipt}, but it is gone"
             continue
         (version,) = struct.unpack_from("<I", stored)
@@ -197,16 +206,20 @@ def test_a_process_killed_at_any_moment_loses_no_receipt(
     except kvio.UnsupportedError as exc:
         pytest.skip(f"the temporary directory's medium lacks it: {exc}")
     receipts = left = 0
+    told: list[tuple[int, int]] = []
     for turn in range(KILLS):
-        last = kill(work, root, turn * 100_000, dice)
-        check(work, root, last)
-        receipts += len(last)
+        said = kill(work, root, turn * 100_000, dice)
+        told += said
+        check(work, root, told)
+        receipts += len(dict(said))
         left += len(faultlab.temporaries(root))
         with kvio.open_store(work.backend, root=root, options=work.options) as store:
             store.sweep()
             assert not faultlab.temporaries(root), "a sweep missed what was left"
-            if work.name != "repairs":
-                assert all(store.verify_block(key).ok for key in store.list_keys())
+            if work.name == "repairs":  # the next worker, too, finds no more than one torn
+                for key, name in enumerate(KEYS):
+                    store.write_block(name, payload(key, (turn + 1) * 100_000), if_exists="keep")
+            assert all(store.verify_block(key).ok for key in store.list_keys())
     tally.add(kills=KILLS, receipts=receipts, lost=0, torn=0)
     print(f"{work.name}: {KILLS} kills, {receipts} receipts, {left} temporaries (seed {seed()})")
 

@@ -97,20 +97,31 @@ class Traced:
 
     def listed(self) -> dict[str, Counter[str]]:
         """Count the calls that the log has between the marks, by operation."""
-        found: dict[str, Counter[str]] = {}
+        return {name: Counter(call for _, call in made) for name, made in self._made().items()}
+
+    def listed_of_one_thread(self, name: str) -> Counter[str]:
+        """Count each call by the thread that makes most of it: strace counts by thread, too."""
+        most: Counter[str] = Counter()
+        for (_, call), number in Counter(self._made()[name]).items():
+            most[call] = max(most[call], number)
+        return most
+
+    def _made(self) -> dict[str, list[tuple[str, str]]]:
+        """Give threads and calls between the marks, by operation."""
+        found: dict[str, list[tuple[str, str]]] = {}
         name = None
         for line in self.log.read_text(errors="replace").splitlines():
             parts = _CALL.match(line)
             if parts is None:
                 continue
-            call, rest = parts.group(2), parts.group(3)
+            thread, call, rest = parts.groups()
             if BEGIN in rest:
                 name = rest.partition(BEGIN)[2].partition('"')[0]
-                found[name] = Counter()
+                found[name] = []
             elif END in rest:
                 name = None
             elif name is not None:
-                found[name][call] += 1
+                found[name].append((thread, call))
         return found
 
     def close(self) -> None:

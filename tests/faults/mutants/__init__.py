@@ -16,17 +16,19 @@ import pytest
 
 #: Names the variant to the library.
 VARIABLE: Final = "KVIO_MUTANT"
-#: What is broken, by the variant's name.
+#: What is broken, by the variant's name: these lose what had a receipt, or tear it.
 MUTANTS: Final = {
     "no_directory_sync": "the file is synced, its directory is not: the name may be lost",
     "no_file_sync": "the directory is synced, the file is not: a name over nothing",
     "rename_without_sync": "a named temporary is renamed without a sync of its bytes",
-    "link_before_sync": "the name comes first, and no sync after it",
+    "no_sync": "neither the file nor its directory is synced",
     "retry_failed_sync": "a sync that failed is made again, and its second answer believed",
 }
-#: Not promised by POSIX, yet what it acknowledged is safe on ext4, xfs and btrfs: syncing the
-#: inode commits the journal that has its name.
-CONTROL: Final = "link_then_sync"
+#: Keep their receipts, because the sync of an inode commits the journal that has its name; what is
+#: torn is a name that has none yet, when somebody else's sync commits that journal before.
+UNTOLD: Final = {
+    "link_before_sync": "the file is linked, or renamed, then synced, then its directory",
+}
 _SOURCE: Final = Path(__file__).with_name("mutant.c")
 _FLAGS: Final = ("-O1", "-g", "-Wall", "-Wextra", "-Wconversion", "-Werror")
 
@@ -49,6 +51,6 @@ def compile_c(source: Path, target: Path, *more: str) -> Path:
 
 def environment(library: Path | str, variant: str) -> dict[str, str]:
     """Give what a child's environment needs, beside the rest of it, to run broken."""
-    assert variant in MUTANTS or variant == CONTROL, f"no such variant: {variant}"
+    assert variant in {**MUTANTS, **UNTOLD}, f"no such variant: {variant}"
     preload = f"{library}:{os.environ.get('LD_PRELOAD', '')}".rstrip(":")
     return {VARIABLE: variant, "LD_PRELOAD": preload}

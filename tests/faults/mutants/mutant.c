@@ -7,19 +7,18 @@
  *   no_directory_sync    a directory's fsync says 0 and does nothing
  *   no_file_sync         a file's does
  *   rename_without_sync  a file's does, if the file has a name already
- *   link_before_sync     both do: the name comes first, and no sync after it
- *   link_then_sync       a file without a name is synced once it has one
+ *   no_sync              both do
+ *   link_before_sync     a file is synced once it has its name, not before
  *   retry_failed_sync    a sync that failed is made again, and believed
  */
 #define _GNU_SOURCE
-#include <errno.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 enum variant {
@@ -27,8 +26,8 @@ enum variant {
 	NO_DIRECTORY_SYNC,
 	NO_FILE_SYNC,
 	RENAME_WITHOUT_SYNC,
+	NO_SYNC,
 	LINK_BEFORE_SYNC,
-	LINK_THEN_SYNC,
 	RETRY_FAILED_SYNC,
 	VARIANTS,
 };
@@ -38,16 +37,41 @@ static const char *const names[VARIANTS] = {
 	[NO_DIRECTORY_SYNC] = "no_directory_sync",
 	[NO_FILE_SYNC] = "no_file_sync",
 	[RENAME_WITHOUT_SYNC] = "rename_without_sync",
+	[NO_SYNC] = "no_sync",
 	[LINK_BEFORE_SYNC] = "link_before_sync",
-	[LINK_THEN_SYNC] = "link_then_sync",
 	[RETRY_FAILED_SYNC] = "retry_failed_sync",
 };
 
-#define DESCRIPTORS 4096
+#define TEMPORARY ".kvio-tmp-"
+/* As long as a thread may well be without a processor. */
+#define PREEMPTED_US 2000
 
 static enum variant variant;
-/* Files whose sync waits for their name. */
-static volatile unsigned char owed[DESCRIPTORS];
+
+/* Of the library that comes next: another one that is preloaded, or the C library. */
+static int (*next_fsync)(int);
+static int (*next_fdatasync)(int);
+static int (*next_sync_file_range)(int, off_t, off_t, unsigned int);
+static int (*next_linkat)(int, const char *, int, const char *, int);
+static int (*next_renameat)(int, const char *, int, const char *);
+static int (*next_renameat2)(int, const char *, int, const char *, unsigned int);
+
+static void find(void *pointer, const char *name)
+{
+	void *found = dlsym(RTLD_NEXT, name);
+
+	memcpy(pointer, &found, sizeof(found));
+}
+
+__attribute__((constructor)) static void find_next(void)
+{
+	find(&next_fsync, "fsync");
+	find(&next_fdatasync, "fdatasync");
+	find(&next_sync_file_range, "sync_file_range");
+	find(&next_linkat, "linkat");
+	find(&next_renameat, "renameat");
+	find(&next_renameat2, "renameat2");
+}
 
 /* A misspelt variant would be a mutant that nobody can catch. */
 __attribute__((constructor)) static void choose(void)
@@ -79,77 +103,104 @@ static int has_name(int fd)
 	return !fstat(fd, &st) && st.st_nlink > 0;
 }
 
+static int is_temporary(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return !strncmp(slash ? slash + 1 : path, TEMPORARY, strlen(TEMPORARY));
+}
+
+/* Its final name, that is. */
+static int waits_for_its_name(int fd)
+{
+	char self[32], path[PATH_MAX] = "";
+
+	if (!has_name(fd))
+		return 1;
+	snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
+	return readlink(self, path, sizeof(path) - 1) > 0 && is_temporary(path);
+}
+
 static int forgets(int fd)
 {
 	switch (variant) {
 	case NO_FILE_SYNC:
-	case LINK_BEFORE_SYNC:
+	case NO_SYNC:
 		return 1;
 	case RENAME_WITHOUT_SYNC:
 		return has_name(fd);
-	case LINK_THEN_SYNC:
-		if (fd >= DESCRIPTORS || has_name(fd))
-			return 0;
-		owed[fd] = 1;
-		return 1;
+	case LINK_BEFORE_SYNC:
+		return waits_for_its_name(fd);
 	default:
 		return 0;
 	}
 }
 
-static int call_sync(long number, int fd)
+static int call_sync(int (*sync)(int), int fd)
 {
-	int r = (int)syscall(number, fd);
+	int r = sync(fd);
 
 	if (r < 0 && variant == RETRY_FAILED_SYNC)
-		r = (int)syscall(number, fd);
+		r = sync(fd);
 	return r;
 }
 
 int fsync(int fd)
 {
 	if (is_directory(fd)) {
-		if (variant == NO_DIRECTORY_SYNC || variant == LINK_BEFORE_SYNC)
+		if (variant == NO_DIRECTORY_SYNC || variant == NO_SYNC)
 			return 0;
 	} else if (forgets(fd)) {
 		return 0;
 	}
-	return call_sync(SYS_fsync, fd);
+	return call_sync(next_fsync, fd);
 }
 
 int fdatasync(int fd)
 {
-	return forgets(fd) ? 0 : call_sync(SYS_fdatasync, fd);
+	return forgets(fd) ? 0 : call_sync(next_fdatasync, fd);
 }
 
 /* Only a hint, but one that gets bytes to the disk by luck. */
 int sync_file_range(int fd, off_t offset, off_t nbytes, unsigned int flags)
 {
-	if (variant == NO_FILE_SYNC || variant == LINK_BEFORE_SYNC || variant == LINK_THEN_SYNC ||
-	    (variant == RENAME_WITHOUT_SYNC && has_name(fd)))
-		return 0;
-	return (int)syscall(SYS_sync_file_range, fd, offset, nbytes, flags);
+	return forgets(fd) ? 0 : next_sync_file_range(fd, offset, nbytes, flags);
 }
 
-/* Which descriptor a link is made of: itself, or through /proc. */
-static int linked(int dirfd, const char *path)
+/* The sync that was left out before the file had its name; with time between the
+ * two, or only few runs would show what others' syncs do there. */
+static int sync_named(int directory, const char *name)
 {
-	int fd = -1;
+	int fd, r;
 
-	if (!*path)
-		return dirfd;
-	return sscanf(path, "/proc/self/fd/%d", &fd) == 1 ? fd : -1;
+	if (variant != LINK_BEFORE_SYNC || is_temporary(name))
+		return 0;
+	fd = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0)
+		return 0;	/* gone, or replaced by somebody who syncs it */
+	usleep(PREEMPTED_US);
+	r = next_fdatasync(fd);
+	close(fd);
+	return r;
 }
 
 int linkat(int olddir, const char *old, int newdir, const char *name, int flags)
 {
-	int r = (int)syscall(SYS_linkat, olddir, old, newdir, name, flags), fd;
+	int r = next_linkat(olddir, old, newdir, name, flags);
 
-	if (r < 0 || variant != LINK_THEN_SYNC)
-		return r;
-	fd = linked(olddir, old);
-	if (fd < 0 || fd >= DESCRIPTORS || !owed[fd])
-		return r;
-	owed[fd] = 0;
-	return (int)syscall(SYS_fdatasync, fd);
+	return r < 0 ? r : sync_named(newdir, name);
+}
+
+int renameat(int olddir, const char *old, int newdir, const char *name)
+{
+	int r = next_renameat(olddir, old, newdir, name);
+
+	return r < 0 ? r : sync_named(newdir, name);
+}
+
+int renameat2(int olddir, const char *old, int newdir, const char *name, unsigned int flags)
+{
+	int r = next_renameat2(olddir, old, newdir, name, flags);
+
+	return r < 0 ? r : sync_named(newdir, name);
 }

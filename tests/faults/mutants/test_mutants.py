@@ -23,10 +23,10 @@ os.write(file, b"bytes")
 os.fdatasync(file)
 os.link(f"/proc/self/fd/{file}", "linked", dst_dir_fd=directory, follow_symlinks=True)
 os.fsync(directory)
-file = os.open("temporary", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=directory)
+file = os.open(".kvio-tmp-1", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=directory)
 os.write(file, b"bytes")
 os.fdatasync(file)
-os.rename("temporary", "renamed", src_dir_fd=directory, dst_dir_fd=directory)
+os.rename(".kvio-tmp-1", "renamed", src_dir_fd=directory, dst_dir_fd=directory)
 os.fsync(directory)
 """
 _LINK: Final = ["sync", "link", "sync directory"]
@@ -37,8 +37,8 @@ _DOES: Final = {
     "no_directory_sync": ["sync", "link", "sync", "rename"],
     "no_file_sync": ["link", "sync directory", "rename", "sync directory"],
     "rename_without_sync": [*_LINK, "rename", "sync directory"],
-    "link_before_sync": ["link", "rename"],
-    "link_then_sync": ["link", "sync", "sync directory", *_RENAME],
+    "no_sync": ["link", "rename"],
+    "link_before_sync": ["link", "sync", "sync directory", "rename", "sync", "sync directory"],
     "retry_failed_sync": [*_LINK, *_RENAME],
 }
 _WORDS: Final = {"fdatasync": "sync", "linkat": "link", "fsync": "sync directory"}

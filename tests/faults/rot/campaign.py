@@ -38,6 +38,7 @@ class Campaign:
     """Damages a block in every way and keeps count.
 
     Attributes:
+        tier: before the store, and read through as well.
         flips: how many times the block was damaged.
         detected: how many of these every way to read it noticed.
         missed: the first of the others, and who was taken in.
@@ -48,6 +49,7 @@ class Campaign:
     payload: bytes
     place: Place
     dice: random.Random
+    tier: kvio.StagingTier | None = None
     flips: int = 0
     detected: int = 0
     missed: list[str] = field(default_factory=list)
@@ -87,10 +89,10 @@ class Campaign:
         """Put other content in the block's place: it is no block of this key."""
         for name, content in contents:
             with self.place.content(content):
-                ways: reading.Ways = reading.ALL
+                readers = reading.ALL
                 if content[-TRAILER_BYTES:] == self.place.whole[-TRAILER_BYTES:]:
-                    ways = reading.WHOLE  # the trailer is as it was; only the payload can tell
-                self._look(name, ways)
+                    readers = reading.WHOLE  # the trailer is as it was; only the payload can tell
+                self._look(name, readers)
 
     def shapes(self, count: int) -> None:
         """Cut it, lengthen it, and lose or exchange its pages."""
@@ -124,10 +126,15 @@ class Campaign:
         """See that the harness damaged the block and nothing else: healed, it is whole."""
         assert bytes(self.store.read_block(self.key)) == self.payload
         assert self.store.verify_block(self.key).ok
+        if self.tier is not None:
+            assert bytes(self.tier.read_block(self.key)) == self.payload
+            with self.tier.open(self.key, "rb") as file:
+                assert file.read() == self.payload
 
-    def _look(self, name: str, ways: reading.Ways) -> None:
+    def _look(self, name: str, readers: reading.Readers) -> None:
         self.flips += 1
-        taken = reading.taken_in(ways, self.store, self.key, len(self.payload))
+        nbytes = len(self.payload)
+        taken = reading.taken_in(readers, self.store, self.key, nbytes, tier=self.tier)
         if taken:
             self.missed += [f"{name}: {', '.join(taken)}"] * (len(self.missed) < 20)
         else:

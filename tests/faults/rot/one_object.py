@@ -20,6 +20,7 @@ from tests.s3.failing import BUCKET, PREFIX, open_faulty, stored
 from tests.s3.faulty import FaultyServer
 
 KEY = "models/a"
+THOROUGH = "s3+minio"
 
 
 class Object:
@@ -48,15 +49,20 @@ class Object:
 
 
 def run(library: str, *, much: bool = FULL) -> dict[str, Any]:
-    """Damage an object in many ways; what was counted, and what went unnoticed."""
+    """Damage an object in many ways; what was counted, and what went unnoticed.
+
+    Every byte of a trailer is changed where there is `much` to do, for one library and one length:
+    which bytes are looked at is no library's business.
+    """
     told: dict[str, Any] = {"flips": 0, "detected": 0, "missed": []}
     dice = random.Random(f"{seed()} {library}")
     with FaultyServer() as server, open_faulty(library, server) as store:
         for nbytes in (0, 5, 9001) if much else (9001,):
             payload = faultlab.pattern(2, nbytes)
             done = Campaign(store, KEY, payload, Object(server, KEY, payload), dice)
-            done.trailer(count=100 if much else 20)
-            done.checksummed(80 if much else 10)
+            every = much and (library, nbytes) == (THOROUGH, 5)
+            done.trailer(count=None if every else 100 if much else 12)
+            done.checksummed(80 if much else 8)
             done.contents(others(done, dice, 40 if much else 6))
             done.healed()
             told["flips"] += done.flips

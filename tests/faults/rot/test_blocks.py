@@ -21,6 +21,7 @@ from tests.faults.sizes import FULL, seed, size
 from tests.faults.totals import Tally
 from tests.media import filesystem_of
 from tests.posix import faultlab
+from tests.staging.daemon.daemons import serving
 
 KEY: Final = "models/a"
 BACKENDS: Final = ("posix-tmpfile", "posix-direct", "hybrid")
@@ -54,10 +55,12 @@ def opened(backend: str, root: Path, **options: Any) -> kvio.Store:
         pytest.skip(f"no {backend} on {filesystem_of(root.parent)}: {exc}")
 
 
-def campaign(store: kvio.Store, nbytes: int, patient: Patient) -> Campaign:
+def campaign(
+    store: kvio.Store, nbytes: int, patient: Patient, *, tier: kvio.StagingTier | None = None
+) -> Campaign:
     """Prepare to damage the block of `KEY`."""
     dice = random.Random(f"{seed()} {nbytes}")
-    return Campaign(store, KEY, faultlab.pattern(nbytes, nbytes), patient, dice)
+    return Campaign(store, KEY, faultlab.pattern(nbytes, nbytes), patient, dice, tier)
 
 
 def counted(done: Campaign, tally: Tally) -> None:
@@ -72,15 +75,31 @@ def test_no_changed_byte_is_returned(backend: str, nbytes: int, place: Path, tal
     """Every byte of the trailer, bytes of the payload, cut, longer, and pages lost: all noticed."""
     on_disk = backend == "posix-direct"  # each change is written back before it is read
     every = FULL or (nbytes in (63, 9001) and not on_disk)
-    with opened(backend, place) as store:
+    with opened(backend, place) as store, kvio.stage(store, capacity="1MiB") as tier:
         store.write_block(KEY, faultlab.pattern(nbytes, nbytes))
         with Patient(faultlab.file_of(place, KEY)) as patient:
-            done = campaign(store, nbytes, patient)
+            done = campaign(store, nbytes, patient, tier=tier if FULL or nbytes == 9001 else None)
             done.trailer(count=None if every else 6)
             done.checksummed(size(6, 100) if on_disk else size(40, 5_500))
             done.padding(size(3, 60))
             if every or (nbytes == 0 and not on_disk):
                 done.shapes(size(3, 60))
+            counted(done, tally)
+
+
+def test_no_changed_byte_is_returned_beside_a_daemon(quick_place: Path, tally: Tally) -> None:
+    """A tier whose room a daemon has reads from the store what the daemon does not hold."""
+    with (
+        opened("posix-tmpfile", quick_place / "root") as store,
+        serving(store) as daemon,
+        kvio.stage(store, daemon=daemon.path) as tier,
+    ):
+        store.write_block(KEY, faultlab.pattern(9001, 9001))
+        with Patient(faultlab.file_of(quick_place / "root", KEY)) as patient:
+            done = campaign(store, 9001, patient, tier=tier)
+            done.trailer(count=None if FULL else 20)
+            done.checksummed(size(20, 1000))
+            done.shapes(1)
             counted(done, tally)
 
 
@@ -138,6 +157,26 @@ def test_an_older_block_of_the_same_key_is_legal(backend: str, place: Path) -> N
 
         assert bytes(store.read_block(KEY)) == b"older" * 100
         assert store.stat_block(KEY).checksum != receipt.checksum
+
+
+def test_what_goes_by_names_counts_a_block_that_rotted(backend: str, place: Path) -> None:
+    """The prefix lookup and the list say so; who reads what they found is told.
+
+    Stated, not counted, as above.
+    """
+    with opened(backend, place) as store, kvio.stage(store, capacity="1MiB") as tier:
+        for key in ("a", "b", "c"):
+            store.write_block(key, b"data" * 100)
+        path = faultlab.file_of(place, "b")
+        path.chmod(0o600)
+        path.write_bytes(bytes(path.stat().st_size))
+
+        for reader in (store, tier):
+            assert reader.count_leading(["a", "b", "c", "d"]) == 3
+            assert sorted(reader.list_keys()) == ["a", "b", "c"]
+            assert not reader.contains("b")
+            with pytest.raises(kvio.CorruptBlockError):
+                reader.read_block("b")
 
 
 def test_keep_writes_over_what_is_broken(backend: str, place: Path, tally: Tally) -> None:

@@ -1,18 +1,26 @@
 """The campaign finds readers that look past something, each of them.
 
-Needs a C compiler (Debian package gcc): the readers are built from the C core's own sources.
+Most need a C compiler (Debian package gcc): they are built from the C core's own sources.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+import kvio
+from kvio.wrappers.staging import file_reads
 from tests.faults.rot import mutants
+from tests.faults.rot.campaign import Campaign
+from tests.faults.rot.damage import Patient
+from tests.faults.rot.one_block import KEY
+from tests.faults.sizes import seed
 from tests.faults.totals import Tally
+from tests.posix import faultlab
 
 
 def campaign(source: Path, number: int | None, root: Path) -> dict[str, Any]:
@@ -32,9 +40,48 @@ def test_every_broken_reader_is_found(tmp_path: Path, tally: Tally) -> None:
     sound = campaign(source, None, tmp_path / "sound")
     assert (sound["missed"], sound["flips"] > 700) == ([], True)
 
+    tally.add(mutants=len(mutants.MUTANTS))
     found = {}
     for number, name in enumerate(mutants.MUTANTS):
         found[name] = campaign(source, number, tmp_path / str(number))["missed"]
-        tally.add(mutants=1, caught=bool(found[name]))
+        tally.add(caught=bool(found[name]))
 
     assert all(found.values()), found
+
+
+class _Hasty(file_reads._Stored):
+    def _check(self, view: memoryview, at: int) -> None:
+        pass
+
+
+class _Short(file_reads._Stored):
+    def _check(self, view: memoryview, at: int) -> None:
+        if len(view) == self._stat.nbytes:
+            super()._check(view, at)
+
+
+#: Files over blocks of a tier's store, and how long a block shows what they look past.
+FILES: Final = {
+    "a file that checks no checksum": (_Hasty, 9001),
+    "a file that checks what one read gives": (_Short, 3 << 20),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_broken_file_over_a_block_is_found(
+    name: str, quick_place: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives bytes out that rotted, and the campaign sees it."""
+    tally.add(mutants=1)
+    broken, nbytes = FILES[name]
+    monkeypatch.setattr(file_reads, "_Stored", broken)
+    payload = faultlab.pattern(1, nbytes)
+    with kvio.open_store("posix-tmpfile", root=quick_place) as store, kvio.stage(store) as tier:
+        store.write_block(KEY, payload)
+        with Patient(faultlab.file_of(quick_place, KEY)) as patient:
+            done = Campaign(store, KEY, payload, patient, random.Random(seed()), tier)
+            done.checksummed(4)
+
+    caught = bool(done.missed) and all(": tier: open" in one for one in done.missed)
+    tally.add(caught=caught)
+    assert caught, done.missed

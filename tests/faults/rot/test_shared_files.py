@@ -201,7 +201,7 @@ def test_a_changed_count_of_a_map_never_makes_wrong_bytes(quick_place: Path, tal
         content[at] ^= 1 << dice.randrange(8)
         map_path.write_bytes(content)
         go_on_with(path)
-        tally.add(states=1, torn=0)
+        tally.add(fuzzed=1, torn=0)
 
 
 def go_on_with(path: Path) -> None:

@@ -7,9 +7,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from kvio.registry import load_backend
-from kvio.s3 import body
+from kvio.s3 import body, trailers
+from kvio.s3.asking import Asking
 from kvio.s3.conditions import Refused
-from kvio.s3.objects import Got
+from kvio.s3.objects import UNKNOWN, Got
 
 Method = Callable[..., Any]
 
@@ -23,7 +24,7 @@ def _ignores_the_length(get_into: Method) -> Method:
         except Refused:
             room = body.total_bytes(parts)
             nbytes = room if stop is None else min(room, stop - start)
-            return Got(nbytes, start + nbytes)
+            return Got(nbytes, start + nbytes if stop is None else UNKNOWN)
         return got
 
     return get
@@ -51,11 +52,57 @@ def _half_a_list_is_a_list(list_names: Method) -> Method:
     return names
 
 
-#: By name: the method that is broken, and how.
-MUTANTS: Final[dict[str, tuple[str, Callable[[Method], Method]]]] = {
-    "ignores the length": ("get_into", _ignores_the_length),
-    "receipt before the answer": ("put", _receipt_before_the_answer),
-    "half a list is a list": ("list_names", _half_a_list_is_a_list),
+def _a_lost_page_is_the_end(list_names: Method) -> Method:
+    """A page that fails after others have come is taken for the end."""
+
+    def names(self: object, prefix: str) -> Iterator[str]:
+        found = False
+        try:
+            for name in list_names(self, prefix):
+                found = True
+                yield name
+        except Refused:
+            if not found:
+                raise
+
+    return names
+
+
+def _gives_nothing_up(put: Method) -> Method:
+    """An upload that failed is left to the server."""
+
+    def send(self: Any, *arguments: Any, **more: Any) -> None:
+        for name in ("abort_multipart_upload", "_abort_multipart_upload"):
+            if hasattr(self._client, name):
+                setattr(self._client, name, lambda *_, **__: None)
+        put(self, *arguments, **more)
+
+    return send
+
+
+def _checks_no_payload(_: Method) -> Method:
+    """Only the trailer of what was read is looked at."""
+    return lambda *_: None
+
+
+def _asks_again_whatever_it_was(call: Method) -> Method:
+    """What may have been carried out is asked for again, though that cannot be told apart."""
+
+    def ask(self: object, *arguments: Any, **more: Any) -> Any:
+        return call(self, *arguments, **{**more, "once_only": False})
+
+    return ask
+
+
+#: By name: what is broken (the library's file where there is None), which attribute, and how.
+MUTANTS: Final[dict[str, tuple[Any, str, Callable[[Method], Method]]]] = {
+    "ignores the length": (None, "get_into", _ignores_the_length),
+    "receipt before the answer": (None, "put", _receipt_before_the_answer),
+    "half a list is a list": (None, "list_names", _half_a_list_is_a_list),
+    "a lost page is the end": (None, "list_names", _a_lost_page_is_the_end),
+    "gives nothing up": (None, "put", _gives_nothing_up),
+    "checks no payload": (trailers, "check_payload", _checks_no_payload),
+    "asks again whatever it was": (Asking, "__call__", _asks_again_whatever_it_was),
 }
 
 
@@ -66,10 +113,11 @@ def backend(library: str, mutant: str) -> Iterator[None]:
         yield
         return
     kind: Any = load_backend(library)
-    attribute, broken = MUTANTS[mutant]
-    sound = vars(kind.library)[attribute]
-    setattr(kind.library, attribute, broken(sound))
+    owner, attribute, broken = MUTANTS[mutant]
+    owner = owner or kind.library
+    sound = vars(owner)[attribute]
+    setattr(owner, attribute, broken(sound))
     try:
         yield
     finally:
-        setattr(kind.library, attribute, sound)
+        setattr(owner, attribute, sound)

@@ -1,7 +1,7 @@
 """A proxy before a real S3 server that loses, breaks, repeats and delays what passes through it.
 
 Requests reach the server byte for byte as the library signed them, but for ``Expect``, which the
-proxy answers itself. One fault at a time is armed; what each does is told in `FAULTS`.
+proxy answers itself. One fault at a time is armed; what there is stands in `FAULTS`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import BinaryIO, Final, Self
 from urllib.parse import urlsplit
 
+from tests.faults.s3.faults import CHANGED_ABOVE, CHANGES, REFUSALS, Fault, shows
 from tests.faults.s3.messages import Message, read_request, read_response
 from tests.s3.servers import Endpoint
 
@@ -26,19 +28,44 @@ class Broken(Exception):  # noqa: N818  # it is how a conversation ends
     """This connection to the client goes no further."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What goes wrong, and with which requests.
+class Armed:
+    """One fault, as it waits for requests about some blocks.
 
     Attributes:
-        name: what it is called; see `tests.faults.s3.faults`.
-        before: the request does not reach the server.
-        methods: of the requests that it concerns; none: all.
+        met: by word, the requests that met it, as ``PUT /bucket/key?partNumber=1``.
     """
 
-    name: str
-    before: bool = False
-    methods: frozenset[str] = frozenset()
+    def __init__(self, fault: Fault, times: int, after: int, about: Sequence[str]) -> None:
+        self.fault = fault
+        self.met: dict[str, list[str]] = {word: [] for word in about}
+        self._times = dict.fromkeys(about, times)
+        self._after = dict.fromkeys(about, after)
+        self._lock = threading.Lock()
+
+    def takes(self, request: Message) -> str | None:
+        """Give the word that a request is about, if the fault is to meet it."""
+        if self.fault.methods and request.method not in self.fault.methods:
+            return None
+        said = request.target + (request.body.decode("latin-1") if request.names_in_body else "")
+        word = next((word for word in self.met if word in said), None)
+        with self._lock:
+            if word is None or not self._times[word]:
+                return None
+            if self._after[word]:
+                self._after[word] -= 1
+                return None
+            self._times[word] -= 1
+            return word
+
+    def meets(self, word: str, request: Message) -> None:
+        """Note that it changes what goes over the wire."""
+        with self._lock:
+            self.met[word].append(f"{request.method} {request.target}")
+
+    def misses(self, word: str) -> None:
+        """Wait for another request: there was nothing to change."""
+        with self._lock:
+            self._times[word] += 1
 
 
 class Proxy:
@@ -47,8 +74,9 @@ class Proxy:
     Attributes:
         endpoint: the server's, at the proxy's address.
         requests: how many came from clients.
-        injected: how many of them met the armed fault.
+        met: how many of them met each fault, by its name.
         hanging: how many answers are being withheld now.
+        expecting: how many requests waited for leave to send their body.
     """
 
     def __init__(self, upstream: Endpoint) -> None:
@@ -59,10 +87,10 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         port = self._listener.getsockname()[1]
         self.endpoint = replace(upstream, url=f"http://127.0.0.1:{port}")
-        self.requests = self.injected = self.hanging = 0
+        self.requests = self.hanging = self.expecting = 0
+        self.met: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._fault: Fault | None = None
-        self._times = self._after = 0
+        self._armed: Armed | None = None
         self._released = threading.Event()
         self._open: dict[threading.Thread, socket.socket] = {}
         self._accepting = threading.Thread(target=self._accept, name="faulting", daemon=True)
@@ -87,32 +115,24 @@ class Proxy:
         assert not stuck, f"{len(stuck)} threads of the proxy did not end"
 
     @contextmanager
-    def armed(self, fault: Fault, times: int, *, after: int = 0) -> Iterator[None]:
-        """Let so many requests that a fault concerns meet it, once some others have passed."""
+    def armed(
+        self, fault: Fault, times: int, *, about: Sequence[str], after: int = 0
+    ) -> Iterator[Mapping[str, Sequence[str]]]:
+        """Let so many requests meet a fault, once *after* others have passed, for each of *about*.
+
+        A request is about a word that its target holds. What has met it is told meanwhile.
+        """
+        armed = Armed(fault, times, after, about)
         with self._lock:
-            self._fault, self._times, self._after = fault, times, after
+            self._armed = armed
         try:
-            yield
+            yield armed.met
         finally:
             with self._lock:
-                self._fault = None
+                self._armed = None
+                self.met[fault.name] += sum(map(len, armed.met.values()))
             released, self._released = self._released, threading.Event()
             released.set()
-
-    def _meets(self, request: Message) -> Fault | None:
-        with self._lock:
-            self.requests += 1
-            fault = self._fault
-            if fault is None or not self._times:
-                return None
-            if fault.methods and request.method not in fault.methods:
-                return None
-            if self._after:
-                self._after -= 1
-                return None
-            self._times -= 1
-            self.injected += 1
-            return fault
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # the listener was closed
@@ -137,18 +157,16 @@ class Proxy:
             self._open.pop(threading.current_thread(), None)
 
     def _pass_on(self, connection: socket.socket, reader: BinaryIO) -> None:
-        # Which fault a request meets is known only when its head is there, and that one withholds
-        # the answer to Expect.
-        met: list[Fault | None] = []
-
-        def expected(head: Message) -> None:
-            met.append(self._meets(head))
-            if met[0] is None or met[0].name != "no 100-continue":
-                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        def expected() -> None:
+            with self._lock:
+                self.expecting += 1
+            connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
 
         request = read_request(reader, expected)
-        fault = met[0] if met else self._meets(request)
-        Exchange(self, connection, request).go(fault)
+        with self._lock:
+            self.requests += 1
+            armed = self._armed
+        Exchange(self, connection, request).go(armed)
         if request.says_close:
             raise Broken
 
@@ -178,44 +196,59 @@ class Exchange:
     def __init__(self, proxy: Proxy, client: socket.socket, request: Message) -> None:
         self._proxy, self._client, self._request = proxy, client, request
 
-    def go(self, fault: Fault | None) -> None:
+    def go(self, armed: Armed | None) -> None:
         """Answer, well or badly."""
-        name = fault.name if fault else ""
+        request = self._request
+        word = armed.takes(request) if armed else None
+        if armed is None or word is None:
+            self._client.sendall(self._proxy.ask(request).raw)
+            return
+        name = armed.fault.name
+        if armed.fault.before:
+            armed.meets(word, request)
+            self._refuse(name)
+            return
+        sent = request.with_flipped_body() if name == CHANGED_ABOVE else request
+        response = self._proxy.ask(sent)
+        if not shows(name, request, response):
+            armed.misses(word)
+            self._client.sendall(response.raw)
+            return
+        armed.meets(word, request)
+        self._spoil(name, response)
+
+    def _refuse(self, name: str) -> None:
         refusal = REFUSALS.get(name)
         if refusal is not None:
             self._client.sendall(refusal(self._request).raw)
         elif name == "reset before":
             self._reset()
-        elif name == "hang":
-            self._proxy.withhold()
         else:
-            self._go_through(name)
+            self._proxy.withhold()
 
-    def _go_through(self, name: str) -> None:
-        request = self._request
-        if name == "body changed on the way up":
-            request = request.with_flipped_body()
-        response = self._proxy.ask(request)
+    def _spoil(self, name: str, response: Message) -> None:
         if name == "delivered twice":
-            response = self._proxy.ask(request)
-        change = CHANGES.get(name)
-        if change is not None:
-            response = change(response)
-        raw, middle = response.raw, len(response.head) + len(response.body) // 2
+            response = self._proxy.ask(self._request)
+        if name in CHANGES:
+            response = CHANGES[name](response)
+        head, raw = response.head, response.raw
+        half = raw[: len(head) + len(response.body) // 2]
         match name:
             case "answer lost":
                 self._reset()
+            case "hang when done":
+                self._proxy.withhold()
             case "reset in the headers":
-                self._client.sendall(response.head[: len(response.head) // 2])
+                self._client.sendall(head[: len(head) // 2])
                 self._reset()
             case "reset in the body":
-                self._client.sendall(raw[:middle])
+                self._client.sendall(half)
                 self._reset()
             case "body cut off":
-                self._client.sendall(raw[:middle])
+                self._client.sendall(half)
                 raise Broken
             case "stall in the body":
-                self._client.sendall(raw[:middle])
+                self._client.sendall(half)
                 self._proxy.withhold()
             case _:
                 self._client.sendall(raw)
@@ -226,56 +259,3 @@ class Exchange:
         self._client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._client.close()
         raise Broken
-
-
-def _refusal(status: str, code: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    body = (
-        f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code>'
-        f"<Message>said to be {code}</Message><RequestId>0</RequestId></Error>"
-    ).encode()
-
-    def make(request: Message) -> Message:
-        length = f"content-type: application/xml\r\ncontent-length: {len(body)}\r\n"
-        head = f"HTTP/1.1 {status}\r\n{length}\r\n".encode()
-        return Message(head, b"" if request.method == "HEAD" else body)
-
-    return make
-
-
-REFUSALS: Final = {
-    "500": _refusal("500 Internal Server Error", "InternalError"),
-    "503 SlowDown": _refusal("503 Service Unavailable", "SlowDown"),
-    "clock skew": _refusal("403 Forbidden", "RequestTimeTooSkewed"),
-}
-CHANGES: Final = {
-    "body changed on the way down": Message.with_flipped_body,
-    "body shortened": Message.with_half_body,
-    "wrong checksum header": Message.with_wrong_checksums,
-    "wrong ETag": Message.with_wrong_etag,
-}
-_READS: Final = frozenset({"GET"})
-#: Every fault. Some say nothing where there is no body, or no such header; that is counted too.
-FAULTS: Final = tuple(
-    Fault(name, before=before, methods=methods)
-    for name, before, methods in (
-        ("500", True, frozenset[str]()),
-        ("503 SlowDown", True, frozenset[str]()),
-        ("clock skew", True, frozenset[str]()),
-        ("reset before", True, frozenset[str]()),
-        ("reset in the headers", False, frozenset[str]()),
-        ("reset in the body", False, _READS),
-        ("body cut off", False, _READS),
-        ("body shortened", False, _READS),
-        ("body changed on the way down", False, _READS),
-        ("body changed on the way up", False, frozenset({"PUT"})),
-        ("wrong checksum header", False, frozenset[str]()),
-        ("wrong ETag", False, frozenset[str]()),
-        ("answer lost", False, frozenset[str]()),
-        ("delivered twice", False, frozenset[str]()),
-        ("no 100-continue", False, frozenset({"PUT"})),
-        ("closed between requests", False, frozenset[str]()),
-        ("stall in the body", False, _READS),
-        ("hang", True, frozenset[str]()),
-    )
-)
-HANGING: Final = ("stall in the body", "hang")

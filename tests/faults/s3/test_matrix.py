@@ -17,7 +17,7 @@ import pytest
 
 from tests.faults.s3 import matrix
 from tests.faults.s3.broken import MUTANTS
-from tests.faults.s3.proxy import FAULTS
+from tests.faults.s3.faults import FAULTS, HANGING, Fault
 from tests.faults.sizes import FULL, seed
 from tests.faults.totals import Tally
 from tests.s3 import servers
@@ -61,35 +61,84 @@ def test_what_is_said_of_an_operation_is_true(
     """Whatever goes wrong: good is whole, a receipt is of what lies there, the rest is typed."""
     told = filled(library, server, pace)
 
-    tally.add(requests=told["requests"], faults=told["faults"], lost=0, torn=0)
+    count(tally, told)
     assert told["wrong"] == [], f"KVIO_FAULTS_SEED={seed()}"
-    assert told["faults"]
+    assert sum(told["met"].values())
+    if FULL:
+        of_pace = {f.name for f in FAULTS if (f.name in HANGING) == (pace == "hasty")}
+        assert of_pace - {name for name, times in told["met"].items() if times} == set()
 
 
-#: Operations in which a broken backend shows, and the faults that bring it out.
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_clock_that_is_wrong_denies_access_and_nothing_else(library: str, tally: Tally) -> None:
+    """Where clocks differ by 20 minutes each operation is denied, once, and nothing is stored."""
+    told = filled(library, "s3mem", "skewed")
+
+    count(tally, told)
+    assert told["wrong"] == []
+    assert told["met"]["clock skew"]
+
+
+def count(tally: Tally, told: dict[str, Any]) -> None:
+    """Count what a matrix has told."""
+    tally.add(
+        requests=told["requests"],
+        faults=sum(told["met"].values()),
+        lost=told["lost"],
+        torn=told["torn"],
+    )
+
+
+#: Operations in which a broken backend shows, the faults that bring it out, and in which turn.
 SHOWS_IN: Final = {
-    "ignores the length": ("body cut off", "read a range"),
-    "receipt before the answer": ("500", "write"),
-    "half a list is a list": ("reset in the body", "list"),
+    "ignores the length": ("body cut off", "read a range", (False, 1)),  # the trailer comes well
+    "receipt before the answer": ("500", "write", (False, 0)),
+    "half a list is a list": ("reset in the body", "list", (False, 0)),
+    "a lost page is the end": ("reset in the body", "list pages", (False, 1)),
+    "gives nothing up": ("body changed on the way up", "write in parts", (False, 0)),
+    "checks no payload": ("body changed on the way down", "read", (False, 0)),
+    "asks again whatever it was": ("answer lost", "write what is new", (True, 0)),
 }
 
 
-@pytest.mark.parametrize("library", ["s3+minio", "s3+boto3"])
+BROKEN: Final = ("s3+minio", "s3+boto3")
+
+
+def cell_of(mutant: str) -> tuple[list[tuple[Fault, str]], tuple[bool, int]]:
+    """Give the one cell in which a mutant shows, and its turn."""
+    fault, operation, turn = SHOWS_IN[mutant]
+    return [(one, operation) for one in FAULTS if one.name == fault], turn
+
+
+@pytest.mark.parametrize("library", BROKEN)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_backend_that_believes_too_much_is_found(
     mutant: str, library: str, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each says of something that it went well, and the matrix sees that it did not."""
     require(library)
-    fault, operation = SHOWS_IN[mutant]
-    cells = [(one, operation) for one in FAULTS if one.name == fault]
-    monkeypatch.setattr(matrix, "sampled", lambda *_: cells)
-    monkeypatch.setattr(matrix, "FULL", False)
+    tally.add(mutants=1)
+    cells, turn = cell_of(mutant)
+    monkeypatch.setattr(matrix, "cells_of", lambda *_: cells)
 
-    after = 1 if operation == "read a range" else 0  # the trailer comes well
-    turns = [(False, after)]
-    told = matrix.run(library, "s3mem", "patient", turns=turns, mutant=mutant)
+    told = matrix.run(library, "s3mem", "patient", turns=[turn], mutant=mutant)
 
-    tally.add(mutants=1, caught=bool(told["wrong"]))
     assert told["wrong"]
-    assert matrix.run(library, "s3mem", "patient", turns=turns)["wrong"] == []
+    tally.add(caught=1)
+
+
+@pytest.mark.parametrize("library", BROKEN)
+def test_a_sound_backend_is_not_found(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the cells that show the broken ones there is nothing wrong with it."""
+    require(library)
+    cells: dict[tuple[bool, int], list[tuple[Fault, str]]] = {}
+    for mutant in MUTANTS:
+        own, turn = cell_of(mutant)
+        cells.setdefault(turn, []).extend(own)
+    monkeypatch.setattr(matrix, "cells_of", lambda turn, _: cells[turn])
+
+    told = matrix.run(library, "s3mem", "patient", turns=list(cells))
+
+    assert told["wrong"] == []
+    assert sum(told["met"].values()) >= len(MUTANTS)

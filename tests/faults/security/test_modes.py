@@ -58,9 +58,9 @@ def look_at_descriptors(before: set[int]) -> None:
 @pytest.mark.parametrize("layout", ["block", "plain"])
 @pytest.mark.parametrize("publish", ["auto", "rename"])
 def test_a_store_is_its_users_alone(
-    mask: int, layout: Literal["block", "plain"], publish: str, tmp_path: Path, tally: Tally
+    mask: int, layout: Literal["block", "plain"], publish: str, tmp_path: Path
 ) -> None:
-    """Root, directories, blocks, those replaced, and temporaries: 0700 and 0600."""
+    """Root, directories, blocks and those replaced: 0700 and 0600."""
     folder = tmp_path / "all"
     folder.mkdir(mode=0o700)
     with (
@@ -75,12 +75,11 @@ def test_a_store_is_its_users_alone(
         store.write_blocks((f"a{i}/b", b"data") for i in range(20))
         store.write_block("a0/b", b"more", if_exists="replace")
         store.write_block("large", bytes(3 << 20))
-        tally.add(states=1)
     assert stat.S_IMODE((folder / "root").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_a_shared_file_is_its_users_alone(mask: int, tmp_path: Path, tally: Tally) -> None:
+def test_a_shared_file_is_its_users_alone(mask: int, tmp_path: Path) -> None:
     """While it is written, when it is sealed, and when its writer has died: nobody else's."""
     folder = tmp_path / "all"
     folder.mkdir(mode=0o700)
@@ -95,12 +94,11 @@ def test_a_shared_file_is_its_users_alone(mask: int, tmp_path: Path, tally: Tall
             look(folder)
             if seals:
                 file.seal()
-            tally.add(states=1)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_daemon_is_its_users_alone(
-    mask: int, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    mask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its socket, its directory, its lock and what clients spill."""
     folder = tmp_path / "all"
@@ -120,7 +118,6 @@ def test_a_daemon_is_its_users_alone(
         tier.barrier(timeout=LONG_S)
         look(folder)
         look_at_descriptors(before)
-        tally.add(states=1)
 
 
 @pytest.mark.timeout(HANGS_S)
@@ -148,7 +145,7 @@ def test_what_stands_in_a_blocks_place_holds_nobody_up(
             lambda: store.write_block("k", b"data"),
             lambda: store.delete_block("k"),
         ):
-            tally.add(requests=1)
+            tally.add(names=1)
             try:
                 verb()
             except kvio.KvioError:
@@ -210,7 +207,7 @@ def test_what_stands_in_place_of_kvios_own_files_holds_nobody_up(
         except subprocess.TimeoutExpired:
             process.kill()
             said, wrong = process.communicate()
-    tally.add(requests=5 * len(roots))
+    tally.add(names=5 * len(roots))
     assert said.split() == list(KINDS), f"after {said.split()}: {wrong[-2000:]}"
     assert process.returncode == 0
 

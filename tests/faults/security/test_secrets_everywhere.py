@@ -11,10 +11,11 @@ import json
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ import kvio
 from kvio.cli.app import run
 from kvio.url import Secret
 from tests.faults.totals import Tally
-from tests.s3.failing import BUCKET, SMALL, VERBS, honoured, prepare, registered
+from tests.s3.failing import BUCKET, SMALL, VERBS, Verb, honoured, prepare, registered
 from tests.s3.faulty import FaultyServer
 from tests.s3.libraries import LIBRARIES, open_s3, require
 
@@ -33,6 +34,8 @@ SECRET: Final = "canary/secret+0000key"
 TOKEN: Final = "canarytoken0000=="
 PASSWORD: Final = "canary-password-0000"
 ALONE: Final = "s3+s3dlio"
+#: What the server does.
+WORDS: Final = ("e403", "e500", "badsig", "trunc", "flip", "reset")
 CANARIES: Final = (ACCESS, SECRET, TOKEN, PASSWORD, "canary%2Fsecret", "canary-pass")
 
 
@@ -93,7 +96,7 @@ def test_no_url_with_credentials_is_repeated(
         assert_error_is_clean(caught.value, f"the error of URL {URLS.index(url)}")
     for record in caplog.records:
         assert_clean(f"{record.getMessage()} {record.args!r}", "a log record")
-    tally.add(requests=1)
+    tally.add(names=1)
 
 
 @pytest.mark.parametrize("url", URLS, ids=[str(n) for n in range(len(URLS))])
@@ -108,7 +111,7 @@ def test_no_command_prints_credentials(
 
     said = capfd.readouterr()
     assert_clean(said.out + said.err, f"kvio ls of URL {URLS.index(url)}")
-    tally.add(requests=1)
+    tally.add(names=1)
 
 
 def test_a_secret_is_shown_by_nobody() -> None:
@@ -132,8 +135,8 @@ def test_a_secret_is_shown_by_nobody() -> None:
         assert_clean(str(caught.value), "the refusal to keep a secret")
 
 
-def in_a_process_of_its_own(library: str) -> None:
-    """Run the next test for a library that knows one server in a process."""
+def in_a_process_of_its_own(library: str) -> int:
+    """Run the next test for a library that knows one server in a process; how many requests."""
     require(library)
     test = f"{__file__}::test_no_error_of_a_store_holds_a_secret_anywhere[{library}]"
     done = subprocess.run(
@@ -147,18 +150,17 @@ def in_a_process_of_its_own(library: str) -> None:
     )
     assert done.returncode == 0, done.stdout[-2000:]
     assert "1 passed" in done.stdout
+    counted = re.search(r"^faults: ([\d,]+) requests", done.stdout, re.MULTILINE)
+    assert counted is not None, done.stdout[-2000:]
+    return int(counted.group(1).replace(",", ""))
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_no_error_of_a_store_holds_a_secret_anywhere(
-    library: str, tally: Tally, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Fields, causes, contexts, notes and pickles of every error of every verb, and kvio's logs."""
-    if library == ALONE and "KVIO_TEST_ALONE" not in os.environ:
-        in_a_process_of_its_own(library)
-        tally.add(requests=30)
-        return
+def look_everywhere(
+    library: str, caplog: pytest.LogCaptureFixture, verbs: Mapping[str, Verb], words: Sequence[str]
+) -> tuple[int, int]:
+    """Look at all that a store shows over a server that misbehaves; its requests and errors."""
     registered(library)
+    errors = 0
     options = {"retries": 0, "session_token": TOKEN, "conditional": "trust"}
     with FaultyServer() as server, caplog.at_level(logging.DEBUG, logger="kvio"):
         store = open_s3(
@@ -169,18 +171,81 @@ def test_no_error_of_a_store_holds_a_secret_anywhere(
             options=honoured(library, {**options, "access_key": ACCESS, "secret_key": SECRET}),
         )
         with store:
-            for word in ("e403", "e500", "badsig", "trunc", "flip", "reset"):
+            for word in words:
                 prepare(server, word)
                 for verb in ("write", "read", "stat", "list", "delete"):
-                    tally.add(requests=1)
                     try:
-                        VERBS[verb](store, f"{word}/{verb}/block")
+                        verbs[verb](store, f"{word}/{verb}/block")
                     except kvio.KvioError as error:
+                        errors += 1
                         assert_error_is_clean(error, f"{verb} after {word}")
                 for result in store.write_blocks([(f"{word}/many", SMALL)]):
                     assert_clean(repr(result), "a result")
             assert_clean(repr(store.stats()) + repr(store.capabilities), "a store")
             assert_clean(repr(vars(store)), "a store's fields")
+        requests = len(server.requests)
     for record in caplog.records:
         if record.name.partition(".")[0] == "kvio":
             assert_clean(f"{record.getMessage()} {record.args!r}", "a log record")
+    return requests, errors
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_no_error_of_a_store_holds_a_secret_anywhere(
+    library: str, tally: Tally, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fields, causes, contexts, notes and pickles of every error of every verb, and kvio's logs."""
+    if library == ALONE and "KVIO_TEST_ALONE" not in os.environ:
+        tally.add(requests=in_a_process_of_its_own(library))
+        return
+    requests, errors = look_everywhere(library, caplog, VERBS, WORDS)
+    tally.add(requests=requests)
+    assert errors > len(WORDS)
+
+
+def _hide_in_field(error: kvio.KvioError) -> None:
+    error.__dict__["seen"] = {"authorization": f"AWS4 {ACCESS}"}
+
+
+def _hide_in_cause(error: kvio.KvioError) -> None:
+    error.__cause__ = OSError(5, f"request with {TOKEN} failed")
+
+
+def _hide_in_context(error: kvio.KvioError) -> None:
+    middle = ValueError("something else")
+    middle.__context__ = KeyError(SECRET)
+    error.__cause__ = middle
+
+
+def _hide_in_log(_: kvio.KvioError) -> None:
+    logging.getLogger("kvio.s3").debug("signed with %s", SECRET)
+
+
+#: Where a kvio that tells its secrets could hide one.
+LEAKS: Final[dict[str, Callable[[kvio.KvioError], None]]] = {
+    "a note": lambda error: error.add_note(f"key {SECRET}"),
+    "a field": _hide_in_field,
+    "a cause": _hide_in_cause,
+    "a context of a cause": _hide_in_context,
+    "a log": _hide_in_log,
+}
+
+
+@pytest.mark.parametrize("place", LEAKS)
+def test_a_store_that_tells_a_secret_is_found(
+    place: str, tally: Tally, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that hangs a secret on an error of a single verb, or logs it, is told."""
+    tally.add(mutants=1)
+
+    def stat(store: kvio.Store, key: str) -> object:
+        try:
+            return VERBS["stat"](store, key)
+        except kvio.KvioError as error:
+            LEAKS[place](error)
+            raise
+
+    with pytest.raises(AssertionError, match="shows") as caught:
+        look_everywhere("s3+minio", caplog, {**VERBS, "stat": stat}, WORDS[:1])
+    assert_clean(str(caught.value), "the complaint")
+    tally.add(caught=1)

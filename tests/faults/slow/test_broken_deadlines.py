@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import pytest
 
 import kvio
+from tests.faults import sizes
 from tests.faults.totals import Tally
 
 _ROOT: Final = Path(__file__).parents[3]
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 
 class Change(NamedTuple):
-    """A line that is changed, the test that notices it, and by which words."""
+    """A line that is changed, the test that notices it, by which words, and at which size."""
 
     name: str
     file: str
@@ -30,6 +31,7 @@ class Change(NamedTuple):
     after: str
     test: str
     words: str
+    full: bool = False
 
 
 CHANGES: Final = (
@@ -48,6 +50,15 @@ CHANGES: Final = (
         "deadline = time.monotonic() + limit / 2",
         "test_every_call_gives_up_at_its_deadline",
         "before its",
+    ),
+    Change(
+        "a deadline that is half a second late",
+        "calls.py",
+        "deadline = time.monotonic() + limit",
+        "deadline = time.monotonic() + limit + 0.5",
+        "test_every_call_gives_up_at_its_deadline",
+        "of many are late",
+        full=True,  # a slice judges no time; all of it fails at the second that is late
     ),
     Change(
         "a write that was given up is published",
@@ -77,7 +88,11 @@ def test_a_change_of_the_sources_is_noticed(change: Change, disk_path: Path, tal
             *("--kvio-test-dir", str(disk_path), "-k", change.test, "tests/faults/slow"),
         ],
         cwd=_ROOT,
-        env={**env, "PYTHONPATH": str(copy.parent)},
+        env={
+            **env,
+            "PYTHONPATH": str(copy.parent),
+            sizes.VARIABLE: "full" if change.full else "slice",
+        },
         capture_output=True,
         text=True,
         timeout=90,
@@ -89,7 +104,8 @@ def test_a_change_of_the_sources_is_noticed(change: Change, disk_path: Path, tal
     said = done.stdout + done.stderr
     if "1 skipped" in said:
         pytest.skip(f"{change.test} is skipped here")
+    tally.add(mutants=1)
     caught = done.returncode != 0 and change.words in said
-    tally.add(mutants=1, caught=int(caught))
+    tally.add(caught=int(caught))
 
     assert caught, f"not noticed ({done.returncode}):\n{said[-3000:]}"

@@ -16,18 +16,20 @@ import pytest
 
 import kvio
 from tests.faults.sizes import seed, size
-from tests.faults.slow.deadlines import Lateness
+from tests.faults.slow.deadlines import SOON_S, Lateness
 from tests.faults.slow.test_stopped import settle
 from tests.faults.totals import Tally
 from tests.faults.without import passthrough
 from tests.posix import children, faultlab, mounts
 from tests.test_timeouts import frozen
 
-SOON_S: Final = 0.1
 LONG_S: Final = 60.0
 _BLKIO: Final = Path("/sys/fs/cgroup/blkio")
-#: So slow that a mebibyte outlasts every deadline here.
-_BYTES_A_SECOND: Final = 1 << 20
+#: So slow that one block of `_NBYTES` outlasts every deadline here by far.
+_BYTES_A_SECOND: Final = size(1 << 20, 1 << 19)
+_NBYTES: Final = 3 << 19
+#: What so many calls leave under way is what the disk has room for.
+_AT_ONCE: Final = 4
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
@@ -69,28 +71,32 @@ def hybrid(root: Path) -> kvio.Store:
 
 def test_a_deadline_holds_on_a_throttled_disk(disk_path: Path, tally: Tally) -> None:
     """Large writes give up in time, leave no name, and small ones get through after them."""
-    late = Lateness(SOON_S)
-    data = faultlab.pattern(seed(), 3 << 19)
+    late = Lateness()
+    data = faultlab.pattern(seed(), _NBYTES)
+    published = 0
     with mounts.loop_filesystem("ext4", disk_path) as root, hybrid(root) as store:
-        store.write_block("before", b"data", timeout=LONG_S)
-        with throttled(root.stat().st_dev, disk_path):
-            for number in range(size(2, 12)):
-                with late.expected():
-                    store.write_block(f"k{number}", data, timeout=SOON_S)
-            settle(store)
-            assert store.write_block("small", b"data", timeout=LONG_S).nbytes == 4
-        found = set(store.list_keys())
-        # One that had come to its name by then has it, whole.
-        for key in found:
-            assert faultlab.peek(root, key) in (b"data", data), f"{key} is torn"
-        assert not faultlab.temporaries(root)
-    tally.add(faults=len(late.took), torn=0)
-    print(f"throttled disk: {late}; {len(found) - 2} were published all the same")
+        for first in range(0, size(2, 12), _AT_ONCE):
+            with throttled(root.stat().st_dev, disk_path):
+                for number in range(first, first + size(2, _AT_ONCE)):
+                    with late.expected():
+                        store.write_block(f"k{number}", data, timeout=SOON_S)
+                settle(store)
+                assert store.write_block(f"small{first}", b"data", timeout=LONG_S).nbytes == 4
+            assert faultlab.peek(root, f"small{first}") == b"data"
+            # One that had come to its name by then has it, whole.
+            for key in list(store.list_keys("k")):
+                published += 1
+                assert faultlab.peek(root, key) == data, f"{key} is torn"
+                store.delete_block(key)
+            assert not faultlab.temporaries(root)
+    late.count(tally)
+    tally.add(faults=len(late.over), torn=0)
+    print(f"throttled disk: {late}; {published} were published all the same")
 
 
 def test_a_slow_server_is_slow_and_no_more(disk_path: Path, tally: Tally) -> None:
     """Each write a little late: deadlines above that hold receipts, those below none."""
-    late = Lateness(SOON_S)
+    late = Lateness()
     with passthrough.mounted(disk_path) as mount:
         (mount.below / "root").mkdir(mode=0o700)
         root = mount.path / "root"
@@ -100,7 +106,7 @@ def test_a_slow_server_is_slow_and_no_more(disk_path: Path, tally: Tally) -> Non
             results = store.write_blocks([(f"b{i}", b"data") for i in range(8)], timeout=LONG_S)
             assert all(result.ok for result in results)
             assert time.monotonic() - start >= 0.02, "the server is not slow at all"
-            mount.delay_ms = 400
+            mount.delay_ms = int(4_000 * SOON_S)
             for number in range(size(2, 12)):
                 with late.expected():
                     store.write_block(f"k{number}", b"data", timeout=SOON_S)
@@ -108,7 +114,8 @@ def test_a_slow_server_is_slow_and_no_more(disk_path: Path, tally: Tally) -> Non
             mount.delay_ms = 0
             assert sorted(store.list_keys()) == [f"b{i}" for i in range(8)]
             assert not faultlab.temporaries(mount.below / "root")
-    tally.add(faults=len(late.took), receipts=8, lost=0, torn=0)
+    late.count(tally)
+    tally.add(faults=len(late.over), receipts=8, lost=0, torn=0)
     print(f"delayed server: {late}")
 
 
@@ -116,7 +123,7 @@ def test_a_tier_over_a_frozen_file_system_stores_all_when_it_thaws(
     disk_path: Path, tally: Tally
 ) -> None:
     """What was accepted is read, not stored, until the thaw; then each has its receipt."""
-    late = Lateness(SOON_S)
+    late = Lateness()
     data = faultlab.pattern(seed(), 60_000)
     with (
         mounts.loop_filesystem("ext4", disk_path) as root,
@@ -134,5 +141,6 @@ def test_a_tier_over_a_frozen_file_system_stores_all_when_it_thaws(
             receipt.wait(timeout=LONG_S)
         for receipt in receipts:
             assert faultlab.peek(root, receipt.key) == data
+    late.count(tally)
     tally.add(receipts=len(receipts), lost=0, torn=0)
     print(f"frozen file system: {late}")

@@ -16,6 +16,8 @@ import pytest
 from tests.faults.reporting import reason_of
 
 VARIABLE: Final = "KVIO_OUTCOMES"
+#: Set: stores publish by O_TMPFILE alone, as the variants of the suite have it.
+STUBBORN: Final = "KVIO_OUTCOMES_STUBBORN"
 #: What the files lie on, for tests that cannot ask /proc.
 FILESYSTEM: Final = "KVIO_OUTCOMES_FILESYSTEM"
 _found: dict[str, str] = {}
@@ -27,14 +29,18 @@ def pytest_configure(config: pytest.Config) -> None:  # noqa: ARG001  # pytest's
 
     plain = Variant.url
 
+    filesystem = os.environ[FILESYSTEM]
+
     def url(self: Variant, root: Path, **options: object) -> str:
         publish = "auto" if self.publish == "tmpfile" else self.publish
-        return plain(self, root, **{"publish": publish, **options})
+        trust = {"trust_fsync": "true"} if filesystem.startswith("fuse") else {}
+        return plain(self, root, **{"publish": publish, **trust, **options})
 
-    Variant.url = url  # type: ignore[method-assign]  # a run of its own
+    if STUBBORN not in os.environ:
+        Variant.url = url  # type: ignore[method-assign]  # a run of its own
     if not os.path.exists("/proc/self"):  # the tests' own look, not kvio's
         for module in (sys.modules[name] for name in ("tests.conftest", "tests.media")):
-            module.filesystem_of = lambda _: os.environ[FILESYSTEM]  # type: ignore[attr-defined]
+            module.filesystem_of = lambda _: filesystem  # type: ignore[attr-defined]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

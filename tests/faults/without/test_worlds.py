@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import re
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +11,10 @@ import pytest
 
 from tests.faults.sizes import FULL, size
 from tests.faults.totals import Tally
-from tests.faults.without import worlds
+from tests.faults.without import excuses, probe, worlds
+from tests.faults.without.outcomes import STUBBORN
 from tests.faults.without.worlds import UID, World
+from tests.posix import children
 
 CALLS: Final = (
     *("rename-flags", "openat2", "io-uring", "rwf-flags", "statx", "copy-range"),
@@ -54,32 +55,6 @@ _POSIX: Final = (
     *("--ignore", "tests/posix/test_kill.py"),
 )
 TESTS: Final = (*_ALL, *_POSIX) if FULL else _SOME
-_NEWER: Final = r"needs cachestat|needs RWF_DONTCACHE"
-#: Reasons for which a test may be skipped that passes in the plain world, by world.
-LACKING: Final = {
-    "O_TMPFILE and newer": _NEWER,
-    "newer calls": _NEWER,
-    "root": r"needs root|needs fanotify|losetup|mount",
-    "a disk: tmpfs": r"tmpfs has no durable writes|not a disk|tmpfs accepts O_DIRECT",
-    "a disk: FUSE": r"fuse|FUSE|needs \d+ GiB",
-    "a disk: overlay": r"overlay|needs \d+ GiB",
-    "proc": r"needs fanotify|losetup|mount|/proc",
-}
-#: They look for O_TMPFILE in strace's log; the last counts the inodes of a tmpfs, where a link,
-#: which stands in for renameat2's flags, takes one more.
-_NAMED: Final = (
-    r"test_the_kernel_sees_the_publish_protocol|test_a_descriptor_that_failed_is_never_synced"
-    r"|test_exhausted_inodes"
-)
-#: Tests whose own means a world takes away: not what they test.
-SUBJECTS: Final = {
-    "O_TMPFILE": _NAMED,
-    "links": _NAMED,
-    "a disk: FUSE": _NAMED,
-    # They list their descriptors by /proc, or read there what the kernel knows of a process.
-    "proc": r"descriptor|leak|fork|mountinfo",
-}
-
 pytestmark = pytest.mark.slow
 
 
@@ -109,22 +84,14 @@ def plain(
     return outcomes
 
 
-def pattern(table: dict[str, str], world: World) -> re.Pattern[str]:
-    """Find what a table has for a world; else what nothing matches."""
-    found = (text for name, text in table.items() if world.name.startswith(name))
-    return re.compile(next(found, r"(?!)"))
-
-
 def vanished(world: World, plain: dict[str, str], found: dict[str, str]) -> list[str]:
     """List the tests that passed in the plain world and did not in this one, and why."""
-    lacking, subject = pattern(LACKING, world), pattern(SUBJECTS, world)
-    lost = []
-    for test, was in plain.items():
-        now = found.get(test, "not run")
-        if was != "passed" or now == "passed" or subject.search(test):
-            continue
-        if not (now.startswith("skipped") and lacking.search(now)):
-            lost.append(f"{test}: {now}")
+    ended = {test: found.get(test, "not run") for test, was in plain.items() if was == "passed"}
+    lost = [
+        f"{test}: {now}"
+        for test, now in ended.items()
+        if now != "passed" and not excuses.excused(world.name, test, now)
+    ]
     return [*lost, *(f"{test}: a test of its own" for test in found if test not in plain)]
 
 
@@ -146,9 +113,45 @@ def test_the_suite_passes_without(
     passed = sum(end == "passed" for end in found.values())
     skipped = sum(end.startswith("skipped") for end in found.values())
     usual = sum(end == "passed" for end in plain.values())
-    tally.add(states=passed)
-    print(f"without {world.name}: {passed} of {usual} passed, {skipped} skipped")
+    failed = len(found) - passed - skipped
+    tally.add(tests=passed)
+    print(
+        f"without {world.name}: {passed} of {usual} passed, {skipped} skipped, "
+        f"{failed} failed for want of their own means"
+    )
 
     assert usual > 20
     lost = vanished(world, plain, found)
     assert not lost, f"{len(lost)} tests:\n" + "\n".join(lost[:40])
+
+
+def test_a_store_without_the_fallback_is_caught(
+    nosupport: Path, plain: dict[str, str], disk_path: Path, tally: Tally
+) -> None:
+    """One that insists on O_TMPFILE fails where there is none: the suite does ask for blocks."""
+    tally.add(mutants=1)
+    world = World("O_TMPFILE", ("tmpfile",))
+    world.check()
+    work = disk_path / "work"
+    work.mkdir()
+    found = worlds.run(world, nosupport, work, _SOME, **{STUBBORN: "1"})
+    lost = vanished(world, {test: plain[test] for test in found}, found)
+
+    tally.add(caught=int(bool(lost)))
+    assert lost
+
+
+@pytest.mark.parametrize("refusal", probe.TRIALS)
+def test_a_refusal_that_does_not_bite_is_caught(
+    refusal: str, nosupport: Path, disk_path: Path, tally: Tally
+) -> None:
+    """What is refused is not there, and is found where nothing or another call is refused."""
+    children.need_seccomp()
+    other = "memfd"
+    assert worlds.found_there([str(nosupport), refusal], disk_path, [refusal]) == ""
+    found = worlds.found_there([str(nosupport), other], disk_path, [refusal])
+    if not found:
+        pytest.skip(f"this kernel or file system has no {refusal} by itself")
+
+    tally.add(mutants=1, caught=int(found == refusal))
+    assert found == refusal

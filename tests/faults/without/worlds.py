@@ -25,7 +25,13 @@ from tests.posix import children
 _ROOT: Final = Path(__file__).parents[3]
 #: Nobody in particular.
 UID: Final = 1000
-_NO_PROC: Final = 'mount --make-rprivate / && umount -l /proc && exec "$@"'
+#: What others mounted on loop devices is let go of, or it would stay in use.
+_NO_PROC: Final = (
+    "mount --make-rprivate /; "
+    "awk '$0 ~ / - [^ ]+ \\/dev\\/loop/ { print $5 }' /proc/self/mountinfo "
+    "| xargs -r -n 1 umount -l; "
+    'umount -l /proc; exec "$@"'
+)
 
 
 class World(NamedTuple):
@@ -54,6 +60,12 @@ class World(NamedTuple):
         if self.uid:
             before += ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
         return before
+
+    @property
+    def lacking(self) -> list[str]:
+        """What `probe` must not find."""
+        others = [*([] if self.proc else ["proc"]), *([f"uid={self.uid}"] if self.uid else [])]
+        return [*self.refusals, *others]
 
     def check(self) -> None:
         """Skip where this cannot be made, naming what is missing."""
@@ -116,8 +128,18 @@ def build(source: str, target: Path, *libraries: str) -> Path:
     return target
 
 
-def run(world: World, nosupport: Path, work: Path, tests: Sequence[str]) -> dict[str, str]:
-    """Run tests in a world, below a directory; how each ended."""
+def found_there(before: Sequence[str], directory: Path, lacking: Sequence[str]) -> str:
+    """Name what is there of what should be lacking, where a program is run like that."""
+    probe = [*before, sys.executable, "-m", "tests.faults.without.probe", str(directory)]
+    done = subprocess.run([*probe, *lacking], cwd=_ROOT, capture_output=True, text=True)
+    assert not done.stderr, done.stderr
+    return done.stdout.strip()
+
+
+def run(
+    world: World, nosupport: Path, work: Path, tests: Sequence[str], **more: str
+) -> dict[str, str]:
+    """Run tests in a world, below a directory, with more environment; how each ended."""
     outcomes = work / "outcomes.json"
     files = work / "files"
     files.mkdir()
@@ -128,6 +150,8 @@ def run(world: World, nosupport: Path, work: Path, tests: Sequence[str]) -> dict
     can = subprocess.run(trial, cwd=_ROOT, capture_output=True, text=True, check=False)
     if can.returncode and world.uid:
         pytest.skip(f"user {world.uid} cannot use this Python: {can.stderr.strip()[-120:]}")
+    there = found_there(before, files, world.lacking)
+    assert not there, f"{world.name}: {there} is there"
     command = [
         *before,
         *(sys.executable, "-m", "pytest", "-q", "-p", "tests.faults.without.outcomes"),
@@ -135,7 +159,7 @@ def run(world: World, nosupport: Path, work: Path, tests: Sequence[str]) -> dict
         *tests,
     ]
     env = {**os.environ, VARIABLE: str(outcomes), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(work)}
-    env[FILESYSTEM] = filesystem_of(files)
+    env |= {FILESYSTEM: filesystem_of(files), "HYPOTHESIS_STORAGE_DIRECTORY": str(files), **more}
     env.pop("PYTEST_ADDOPTS", None)
     for name in [name for name in env if name.startswith("PYTEST_XDIST")]:
         del env[name]
