@@ -45,7 +45,7 @@ Verb: TypeAlias = Callable[[kvio.Store, str], object]
 REQUESTS_PER_ATTEMPT: Final = {"s3+torch": 2}  # its least: with 1 it makes its default, 4
 #: ... in a way that it takes for passing.
 ASKED_AGAIN: Final = frozenset(
-    {"e500", "e500once", "e503", "e503once", "reset", "resetmid", "trunc"}
+    {"e500", "e500once", "e503", "e503once", "reset", "resetmid", "resetsend", "trunc"}
     | {"completeerror", "put-e500", "part-e500", "complete-e500"}
     | {"expired"}  # it hopes to find new credentials
     | {"wrongrange"}
@@ -216,7 +216,7 @@ def attempt(store: kvio.Store, word: str, verb: str) -> str:
 def attempt_all(store: kvio.Store, word: str, verbs: Iterable[str] = VERBS) -> dict[str, str]:
     """Try all verbs at once: what hangs, hangs together."""
     names = list(verbs)
-    with ThreadPoolExecutor(len(names)) as pool:
+    with ThreadPoolExecutor(len(VERBS)) as pool:
         return dict(
             zip(names, pool.map(functools.partial(attempt, store, word), names), strict=True)
         )

@@ -16,7 +16,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Final
+from typing import BinaryIO, Final
 from xml.sax.saxutils import escape
 
 READS: Final = frozenset({"GetObject", "ListObjects"})
@@ -35,6 +35,9 @@ OPERATIONS: Final[Mapping[str, frozenset[str]]] = {
 }
 #: Seconds between two bytes of ``slowdrip``: no timeout of a single read ever ends it.
 DRIP_S: Final = 0.05
+#: What ``slowtake`` takes of a body before it rests again, and how long it rests.
+SIP_NBYTES: Final = 64 << 10
+SIP_S: Final = 0.02
 RETRY_AFTER: Final = {"retry-after": "1"}
 #: Where ``redirect`` says that the bucket is.
 ELSEWHERE: Final = {"x-amz-bucket-region": "eu-central-1"}
@@ -161,6 +164,10 @@ class Line:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
+    def narrow(self) -> None:
+        """Let the kernel take little for us that we do not take ourselves."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SIP_NBYTES)
+
     def hang(self) -> None:
         """Say nothing more until released."""
         self.released.wait()
@@ -213,14 +220,58 @@ DELIVERIES: Final[Mapping[str, Callable[[Line, Response], None]]] = {
     "resetmid": _reset_in_body,
     "trunc": _send_half,
 }
+
+
+class Sips:
+    """What a client sends, taken slowly: as over a line with much less room than it has."""
+
+    def __init__(self, reader: BinaryIO, line: Line) -> None:
+        self._reader, self._line = reader, line
+        line.narrow()
+
+    def readline(self) -> bytes:
+        """Take a line."""
+        return self._reader.readline()
+
+    def read(self, nbytes: int) -> bytes:
+        """Take some bytes, and rest now and then; all of them, unless the client goes away."""
+        taken = bytearray()
+        while len(taken) < nbytes and not self._line.released.wait(SIP_S):
+            sip = self._reader.read(min(SIP_NBYTES, nbytes - len(taken)))
+            if not sip:
+                break
+            taken += sip
+        return bytes(taken)
+
+
+def _take_nothing(line: Line, reader: BinaryIO, nbytes: int) -> None:  # noqa: ARG001  # that is it
+    line.narrow()
+    line.hang()
+
+
+def _reset_in_request(line: Line, reader: BinaryIO, nbytes: int) -> None:
+    reader.read(nbytes // 2)
+    line.reset()
+
+
+#: Go wrong while the request's body is under way; the request is never carried out.
+TAKINGS: Final[Mapping[str, Callable[[Line, BinaryIO, int], None]]] = {
+    "deaf": _take_nothing,
+    "resetsend": _reset_in_request,
+}
+#: Take a body slowly, and then carry the request out.
+SLOW_TAKING: Final = "slowtake"
 #: Whom a word concerns where no operation stands before it; all where it is not here.
 CONCERNS: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("hangbody", "stall", "slowdrip", "resetmid", "trunc"), READS),
     **dict.fromkeys(("flip", "badcrc", "shortlen", "wrongrange"), frozenset({"GetObject"})),
+    **dict.fromkeys((*TAKINGS, SLOW_TAKING), frozenset({"PutObject", "UploadPart"})),
     **dict.fromkeys(("lieput", "ignores-conditions"), WRITES),
     **dict.fromkeys(("lostpart", "completeerror"), frozenset({"CompleteMultipartUpload"})),
 }
-WORDS: Final = frozenset({*REFUSALS, *DEAFNESS, *CHANGES, *DELIVERIES, "lieput", "lostpart"})
+WORDS: Final = frozenset(
+    {*REFUSALS, *DEAFNESS, *CHANGES, *DELIVERIES, *TAKINGS, SLOW_TAKING, "lieput", "lostpart"}
+)
 
 _FAULT: Final = re.compile(
     rf"(?<![A-Za-z0-9])(?:({'|'.join(OPERATIONS)})-)?"

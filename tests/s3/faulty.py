@@ -14,7 +14,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO, Self
 from urllib.parse import parse_qsl, unquote
 
@@ -23,9 +23,12 @@ from tests.s3.faults import (
     DEAFNESS,
     DELIVERIES,
     REFUSALS,
+    SLOW_TAKING,
+    TAKINGS,
     Line,
     Request,
     Response,
+    Sips,
     failure,
     fault_of,
     without_headers,
@@ -152,18 +155,26 @@ class FaultyServer:
             connection.makefile("rb") as reader,
         ):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while self._answer(connection, read_request(connection, reader)):
+            while self._serve(connection, reader):
                 pass
         with self._lock:
             self._open.pop(threading.current_thread(), None)
 
-    def _answer(self, connection: socket.socket, request: Request) -> bool:
-        """Answer one request; tell whether the connection goes on."""
-        released = self._released
-        fault = self._fault_of(request)
+    def _serve(self, connection: socket.socket, reader: BinaryIO) -> bool:
+        """Take one request and answer it; tell whether the connection goes on."""
+        head = read_head(reader)
+        line = Line(connection, self._released)
+        fault = self._fault_of(head)
+        if head.headers.get("expect", "").lower() == "100-continue":
+            connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if fault in TAKINGS:
+            self._note(head, None)
+            TAKINGS[fault](line, reader, int(head.headers.get("content-length", "0")))
+            return False
+        request = with_body(head, Sips(reader, line) if fault == SLOW_TAKING else reader)
         response = self._respond(request, fault)
         if fault in DELIVERIES and (fault in _UNDONE or response.status < 300):
-            DELIVERIES[fault](Line(connection, released), response)
+            DELIVERIES[fault](line, response)
             return False
         connection.sendall(response.head() + response.body)
         return request.headers.get("connection", "").lower() != "close"
@@ -183,17 +194,15 @@ class FaultyServer:
     def _respond(self, request: Request, fault: str) -> Response:
         with self._lock:
             response = self._do(request, fault)
-            seen = Seen(
-                request.method,
-                request.operation,
-                request.bucket,
-                request.key,
-                None if fault in _UNDONE else response.status,
-                request.headers.get("range"),
-            )
+        self._note(request, None if fault in _UNDONE else response.status)
+        return response
+
+    def _note(self, request: Request, status: int | None) -> None:
+        where = (request.method, request.operation, request.bucket, request.key)
+        seen = Seen(*where, status, request.headers.get("range"))
+        with self._lock:
             self._seen.append(seen)
         self.watch(seen)
-        return response
 
     def _do(self, request: Request, fault: str) -> Response:
         if fault in REFUSALS:
@@ -210,8 +219,8 @@ class FaultyServer:
         return response
 
 
-def read_request(connection: socket.socket, reader: BinaryIO) -> Request:
-    """Take one request from a connection, its body whole and decoded.
+def read_head(reader: BinaryIO) -> Request:
+    """Take one request from a connection, but for its body.
 
     Raises:
         EOFError: the client has gone.
@@ -219,18 +228,6 @@ def read_request(connection: socket.socket, reader: BinaryIO) -> Request:
     """
     method, target, _ = _line(reader).split(" ")
     headers = _headers(reader)
-    if headers.get("expect", "").lower() == "100-continue":
-        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        body, _ = _unchunk(reader)
-    else:
-        length = int(headers.get("content-length", "0"))
-        body = reader.read(length)
-        if len(body) < length:
-            raise EOFError
-    if headers.get("x-amz-content-sha256", "").startswith("STREAMING-"):
-        body, trailer = _unchunk(io.BytesIO(body))
-        headers |= trailer
     path, _, query_text = target.partition("?")
     bucket, _, key = path.removeprefix("/").partition("/")
     query = dict(parse_qsl(query_text, keep_blank_values=True))
@@ -241,18 +238,39 @@ def read_request(connection: socket.socket, reader: BinaryIO) -> Request:
         key=unquote(key),
         query=query,
         headers=headers,
-        body=body,
+        body=b"",
     )
 
 
-def _line(reader: BinaryIO) -> str:
+def with_body(head: Request, reader: BinaryIO | Sips) -> Request:
+    """Take a request's body, whole and decoded.
+
+    Raises:
+        EOFError: the client has gone.
+        ValueError: it is no body.
+    """
+    headers = dict(head.headers)
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        body, _ = _unchunk(reader)
+    else:
+        length = int(headers.get("content-length", "0"))
+        body = reader.read(length)
+        if len(body) < length:
+            raise EOFError
+    if headers.get("x-amz-content-sha256", "").startswith("STREAMING-"):
+        body, trailer = _unchunk(io.BytesIO(body))
+        headers |= trailer
+    return replace(head, headers=headers, body=body)
+
+
+def _line(reader: BinaryIO | Sips) -> str:
     line = reader.readline()
     if not line:
         raise EOFError
     return line.decode("latin-1").strip()
 
 
-def _headers(reader: BinaryIO) -> dict[str, str]:
+def _headers(reader: BinaryIO | Sips) -> dict[str, str]:
     headers = {}
     while line := _line(reader):
         name, _, value = line.partition(":")
@@ -260,7 +278,7 @@ def _headers(reader: BinaryIO) -> dict[str, str]:
     return headers
 
 
-def _unchunk(reader: BinaryIO) -> tuple[bytes, dict[str, str]]:
+def _unchunk(reader: BinaryIO | Sips) -> tuple[bytes, dict[str, str]]:
     """Decode HTTP's chunks, and AWS's in them, which say more after each size."""
     body = bytearray()
     while size := int(_line(reader).partition(";")[0], 16):

@@ -9,8 +9,19 @@ from typing import Final
 import pytest
 
 import kvio
+from kvio import MiB
 from kvio.types import BlockStatus
-from tests.s3.failing import LARGE, SMALL, look, open_faulty, place, requests_per_attempt
+from tests.s3.failing import (
+    HASTY,
+    LARGE,
+    SMALL,
+    look,
+    open_faulty,
+    place,
+    requests_per_attempt,
+    retries_made,
+    stored,
+)
 from tests.s3.faulty import FaultyServer
 from tests.s3.libraries import LIBRARIES
 
@@ -78,6 +89,37 @@ def test_every_verb_obeys_its_timeout(library: str, word: str, faulty: FaultySer
     assert not any(map(any, buffers.values()))
     written = [name for name in names if name.startswith("write")]
     assert [look(faulty, f"{word}/{name}/block") for name in written] == [None] * len(written)
+
+
+#: A block that takes some seconds to be taken slowly, by one request.
+HUGE: Final = bytes(16 * MiB)
+#: To these the wait for an answer begins with the request: docs/s3.md says so.
+WAITING_AT_ONCE: Final = ("s3+obstore", "s3+s3dlio")
+
+
+@pytest.mark.parametrize("library", [name for name in LIBRARIES if name not in WAITING_AT_ONCE])
+def test_a_slow_line_is_no_silence(library: str, faulty: FaultyServer) -> None:
+    """A body that flows, however slowly, breaks no timeout but that of the whole request."""
+    pause = {"connect_timeout_s": 2.0, "read_timeout_s": 2.0, "request_timeout_s": LONG_S}
+
+    with open_faulty(library, faulty, {**pause, "part_bytes": 2 * len(HUGE)}) as store:
+        store.write_block("slowtake/block", HUGE, if_exists="replace")
+
+    assert look(faulty, "slowtake/block") == stored("slowtake/block", HUGE)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_body_is_given_up_after_the_time_of_a_request(library: str, faulty: FaultyServer) -> None:
+    """However well it flows; nothing is visible then, and nothing is asked again."""
+    store = open_faulty(library, faulty, {**HASTY, "part_bytes": 2 * len(HUGE)})
+
+    with pytest.raises(kvio.StorageTimeoutError):
+        store.write_block("slowtake/block", HUGE, if_exists="replace")
+
+    assert look(faulty, "slowtake/block") is None
+    assert retries_made(store) == 0
+    faulty.release()
+    store.close(timeout=LONG_S)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -34,6 +34,7 @@ STEPS: Final = {
     "part-e500": Condition.BUSY,
     "part-e403": Condition.DENIED,
     "part-reset": Condition.LOST,
+    "part-resetsend": Condition.LOST,
     "complete-e500": Condition.BUSY,
     "complete-e403": Condition.DENIED,
     "complete-reset": Condition.LOST,
@@ -67,7 +68,9 @@ def test_a_failed_upload_leaves_nothing(
     assert retries_made(store) == 0
 
 
-@pytest.mark.parametrize("word", ["part-e500", "complete-e500", "completeerror", "lostpart"])
+@pytest.mark.parametrize(
+    "word", ["part-e500", "part-resetsend", "complete-e500", "completeerror", "lostpart"]
+)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_an_upload_is_made_again_from_the_beginning(library: str, word: str) -> None:
     """What fails in passing is uploaded once more, whole."""

@@ -62,6 +62,20 @@ def test_blocks_of_about_one_size_are_read_by_one_request_each(
     assert max(costs) <= 4
 
 
+@pytest.mark.parametrize("nbytes", [6 * MiB, 16 * MiB - 128])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_block_of_one_part_costs_one_request(
+    library: str, nbytes: int, faulty: FaultyServer
+) -> None:
+    """Up to ``part_bytes`` a block is one PUT, as its receipt says, however small parts may be."""
+    options = {"conditional": "trust", "part_bytes": 16 * MiB}
+    with open_s3(library, faulty.endpoint, "bucket", prefix="p", options=options) as store:
+        since = len(faulty.requests)
+        receipt = store.write_block("k", bytes(nbytes), if_exists="replace")
+        assert taken(faulty, since) == {"PutObject": 1}
+        assert receipt.mode == "put"
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_large_block_costs_its_parts_and_two_looks(library: str, faulty: FaultyServer) -> None:
     """Parts to write and one look at the end of the whole; ranges to read and one HEAD."""

@@ -25,7 +25,7 @@ from kvio.errors import ConfigError
 from kvio.s3 import body
 from kvio.s3.backend import S3Backend
 from kvio.s3.bounded import Overseer
-from kvio.s3.conditions import Condition, Refused, condition_of
+from kvio.s3.conditions import Condition, Refused, condition_of, timed_out
 from kvio.s3.objects import Connect, Got, Head, Traits
 from kvio.s3.options import MAX_PARTS, S3Options
 from kvio.types import Parts
@@ -65,6 +65,7 @@ class Boto3Objects:
         self._prefix = options.name_prefix
         self._part_bytes = options.part_bytes
         self._client = _client(options)
+        self._request_timeout_s = options.request_timeout_s
         self._limit = Overseer(options.request_timeout_s)
 
     def check_bucket(self) -> None:
@@ -79,7 +80,12 @@ class Boto3Objects:
             self._put_in_parts(name, parts, only_new=only_new, run_all=run_all)
             return
         extra = _checksum(crc32c) | _only_new(only_new)
-        self._ask(self._client.put_object, Key=name, Body=body.join(parts), **extra)
+        self._ask(self._client.put_object, Key=name, Body=self._body(parts), **extra)
+
+    def _body(self, parts: Parts) -> bytes | body.Pieces:
+        if body.total_bytes(parts) <= body.PIECE_NBYTES:
+            return body.join(parts)
+        return body.Pieces(parts, self._request_timeout_s)
 
     def _put_in_parts(self, name: str, parts: Parts, *, only_new: bool, run_all: RunAll) -> None:
         total = body.total_bytes(parts)
@@ -96,7 +102,7 @@ class Boto3Objects:
                 self._client.upload_part,
                 **upload,
                 PartNumber=number,
-                Body=body.join(pieces),
+                Body=self._body(pieces),
                 **extra,
             )
             return {"PartNumber": number, "ETag": answer["ETag"], **extra}
@@ -195,9 +201,16 @@ class Boto3Objects:
         except failures.ClientError as exc:
             raise _refused(exc) from exc
         except (failures.BotoCoreError, urllib3.exceptions.HTTPError) as exc:
-            condition = next((c for kind, c in FAILURES if isinstance(exc, kind)), Condition.OTHER)
+            condition = _condition_of(exc)
             _forget_request(exc)
             raise Refused(condition, str(exc)) from exc
+
+
+def _condition_of(exc: Exception) -> Condition:
+    told = getattr(exc, "kwargs", {}).get("error", exc)  # botocore's own have urllib3's
+    if isinstance(told, Exception) and timed_out(told):
+        return Condition.TIMEOUT
+    return next((c for kind, c in FAILURES if isinstance(exc, kind)), Condition.OTHER)
 
 
 def _forget_request(exc: Exception) -> None:

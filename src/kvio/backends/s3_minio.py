@@ -36,9 +36,9 @@ from kvio.errors import ConfigError
 from kvio.s3 import body
 from kvio.s3.backend import S3Backend
 from kvio.s3.bounded import Overseer
-from kvio.s3.conditions import Condition, Refused, condition_of
+from kvio.s3.conditions import Condition, Refused, condition_of, timed_out
 from kvio.s3.objects import Connect, Got, Head, Ignored, Traits
-from kvio.s3.options import MAX_PARTS, S3Options
+from kvio.s3.options import MAX_PARTS, MIN_PART_BYTES, S3Options
 from kvio.types import Parts
 
 T = TypeVar("T")
@@ -75,6 +75,7 @@ class MinioObjects:
         self._part_bytes = options.part_bytes
         self._limit = Overseer(options.request_timeout_s)
         self._pool = _Pool(
+            options.request_timeout_s,
             maxsize=options.connections,
             timeout=urllib3.Timeout(connect=options.connect_timeout_s, read=options.read_timeout_s),
             retries=False,
@@ -120,6 +121,7 @@ class MinioObjects:
         """Store an object; see `kvio.s3.objects.Objects`."""
         total = body.total_bytes(parts)
         one = total <= self._part_bytes
+        part_bytes = max(self._part_bytes, -(-total // MAX_PARTS))
         with self._pool.only_new(only_new):
             _ask(
                 lambda: self._client.put_object(
@@ -128,7 +130,7 @@ class MinioObjects:
                     cast(BinaryIO, _Body(parts)),
                     total,
                     metadata=_checksum(crc32c) if one else None,
-                    part_size=0 if one else max(self._part_bytes, -(-total // MAX_PARTS)),
+                    part_size=max(total, MIN_PART_BYTES) if one else part_bytes,
                     num_parallel_uploads=_PART_THREADS,
                 )
             )
@@ -211,11 +213,13 @@ class MinioObjects:
 class _Pool(urllib3.PoolManager):
     """Connections that send If-None-Match with what publishes an object, where they are told to.
 
-    The header is not among those that are signed, and need not be.
+    The header is not among those that are signed, and need not be. A body is sent piece by piece,
+    and given up after *limit_s*.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, limit_s: float, **settings: Any) -> None:
         super().__init__(**settings)
+        self._limit_s = limit_s
         self._mine = threading.local()
 
     @contextlib.contextmanager
@@ -232,6 +236,8 @@ class _Pool(urllib3.PoolManager):
         publishes = (method == "PUT" and "partNumber=" not in url) or "uploadId=" in url
         if publishes and method != "DELETE" and getattr(self._mine, "only_new", False):
             request["headers"] = {**request["headers"], "If-None-Match": "*"}
+        if len(whole := request.get("body") or b"") > body.PIECE_NBYTES:
+            request["body"] = body.Pieces([memoryview(whole)], self._limit_s)
         answer = super().urlopen(method, url, redirect, **request)
         completes = method == "POST" and "uploadId=" in url
         if completes and answer.status == 200 and b"<Error>" in answer.data:
@@ -268,7 +274,7 @@ def _ask(request: Callable[[], T]) -> T:
         raise Refused(condition_of(int(told[0]) if told else None), str(exc)) from exc
     except tuple(kind for kind, _ in FAILURES) as exc:
         condition = next(c for kind, c in FAILURES if isinstance(exc, kind))
-        raise Refused(condition, str(exc)) from exc
+        raise Refused(Condition.TIMEOUT if timed_out(exc) else condition, str(exc)) from exc
 
 
 def _checksum(crc32c: int | None) -> dict[str, Any] | None:

@@ -132,6 +132,11 @@ def condition_of(status: int | None, code: str = "") -> Condition:
     return Condition.BUSY if status is not None and status >= 500 else Condition.OTHER
 
 
+def timed_out(exc: BaseException) -> bool:
+    """Tell whether urllib3 means a timeout where it says that a connection was aborted."""
+    return any(isinstance(why, TimeoutError) for why in exc.args)
+
+
 def _block(kind: type[BlockNotFoundError | BlockExistsError | BlockSizeError | CorruptBlockError]):  # type: ignore[no-untyped-def]  # noqa: ANN202
     return lambda text, key, _: kind(text, key=key)
 

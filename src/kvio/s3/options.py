@@ -48,7 +48,8 @@ class S3Options:
         ca_file: trust these certificates instead of the system's.
         part_bytes: larger blocks are written in parts and read in ranges of this size.
         connections: kept open at most; no fewer than the threads that use the store.
-        connect_timeout_s, read_timeout_s: for a connection, and for the next bytes of an answer.
+        connect_timeout_s, read_timeout_s: for a connection, and for the next bytes of an answer,
+            or of a body to be taken.
         request_timeout_s: for one request, whatever else comes of it; ``inf``: no limit.
         retries: how often a request that failed in passing is made again.
         checksum: ``crc32c`` in every trailer, and sent with the body where the library can.
