@@ -344,7 +344,7 @@ def faults(session: nox.Session) -> None:
     """Run the whole campaign of faults (an hour; as root): power cuts, kills, rot, S3, security.
 
     Ends in a line of totals, also in results/faults.json. Debian packages for all of it: fuse3,
-    libfuse3-dev, pkg-config, xfsprogs, btrfs-progs, strace, user-mode-linux.
+    libfuse3-dev, pkg-config, xfsprogs, btrfs-progs, strace, user-mode-linux, nfs-kernel-server.
     """
     install(session, "test", "s3", extras="[cli]")
     session.run("python", "-m", "tests.s3.servers", *S3_SERVERS)
