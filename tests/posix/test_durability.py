@@ -249,6 +249,23 @@ def test_no_sync_without_bytes(root: Path, site: str) -> None:
     assert calls(fault, "fdatasync", "link", "fsync_dir") == (0, 0, 0)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_temporary_that_a_full_disk_keeps_is_removed_after_all(root: Path, times: int) -> None:
+    """Btrfs was seen to answer ENOSPC to unlink, until what it held was committed."""
+    with kvio.open_store("posix-tmpfile", root=root, options={"publish": "rename"}) as store:
+        store.write_block("key", b"first")
+
+        with (
+            faults.inject("unlink", error=errno.ENOSPC, times=times) as fault,
+            pytest.raises(kvio.BlockExistsError),
+        ):
+            store.write_block("key", b"later", if_exists="error")
+
+        assert calls(fault, "unlink") == (times + 1,)
+        assert not faultlab.temporaries(root)
+        assert store.read_block("key") == b"first"
+
+
 def test_a_failed_link_syncs_no_directory(root: Path) -> None:
     """Without a name there is nothing to sync in the directory."""
     with (

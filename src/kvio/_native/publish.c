@@ -19,6 +19,8 @@
  */
 #include "sys.h"
 
+#define REMOVE_TRIES 3
+
 /* A directory that was removed under us answers ENOENT, or EPERM where an inode
  * was to be made (ext4_new_inode of Linux 6.18); both read as -ESTALE. */
 static int stale_or(kvio_call *call, const kvio_op *op, int r)
@@ -122,6 +124,16 @@ int kvio_temp_open(kvio_call *call, kvio_op *op)
 	return r;
 }
 
+/* A full btrfs may have no room even for taking a name away, until it has
+ * committed what it holds. */
+static void remove_temporary(kvio_call *call, kvio_op *op)
+{
+	int tries = REMOVE_TRIES;
+
+	while (sys_unlinkat(call->fault, op->dirfd, op->temp) == -ENOSPC && --tries)
+		syncfs(op->dirfd);
+}
+
 /* Give up a temporary.  Keeps the site of the failure that led here. */
 void kvio_temp_drop(kvio_call *call, kvio_op *op)
 {
@@ -129,7 +141,7 @@ void kvio_temp_drop(kvio_call *call, kvio_op *op)
 		sys_close(call->fault, op->fd);
 	op->fd = -1;
 	if (op->temp[0])
-		sys_unlinkat(call->fault, op->dirfd, op->temp);
+		remove_temporary(call, op);
 	op->temp[0] = 0;
 }
 

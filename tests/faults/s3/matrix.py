@@ -79,7 +79,9 @@ class Matrix:
         """
         cells = {operation: self._prepared(operation) for operation in operations}
         words = [f"{PREFIX}/{folder}/" for folder, _ in cells.values()]
-        with self._opened({**HASTY, "retries": 3 if once else 0}) as store:
+        # What must come to a good end needs time for it, on a machine that may be busy.
+        pace = {name: limit * (4 if once else 1) for name, limit in HASTY.items()}
+        with self._opened({**pace, "retries": 3 if once else 0}) as store:
             with self._proxy.armed(fault, 1 if once else ALWAYS, about=words) as met:
                 found = _side_by_side(store, cells)
                 withheld = self._proxy.hanging
@@ -87,7 +89,7 @@ class Matrix:
             if "StorageTimeoutError" in timeouts and not withheld:
                 self._told.wrong.append(f"{fault.name}: nothing was withheld any more")
             how = "once" if once else "always"
-            limit_s = HASTY["request_timeout_s"] * (4 if once else 1)
+            limit_s = pace["request_timeout_s"] * (4 if once else 1)
             for (operation, (_, keys)), word, (outcomes, took_s) in zip(
                 cells.items(), words, found, strict=True
             ):
