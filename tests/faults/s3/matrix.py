@@ -40,6 +40,10 @@ from tests.s3.rawsig import RawS3
 ALWAYS: Final = 1_000_000
 LONG_S: Final = 10.0
 PATIENCE: Final = 20
+#: Where what hung is asked for again, that has the time it needs on a busy machine.
+UNHURRIED: Final = {name: 4 * limit for name, limit in HASTY.items()}
+#: All stores of a process have the same timeouts.
+CONFIGURED_ONCE: Final = ("s3+s3dlio",)
 #: Whether a fault passes, and how many requests of an operation go well before.
 TURNS: Final = ((True, 0), (True, 1), (False, 0), (False, 1))
 #: Cells of a slice, of the turn that is long with all of them.
@@ -79,8 +83,8 @@ class Matrix:
         """
         cells = {operation: self._prepared(operation) for operation in operations}
         words = [f"{PREFIX}/{folder}/" for folder, _ in cells.values()]
-        # What must come to a good end needs time for it, on a machine that may be busy.
-        pace = {name: limit * (4 if once else 1) for name, limit in HASTY.items()}
+        hurried = not once or self._library in CONFIGURED_ONCE
+        pace = HASTY if hurried else UNHURRIED
         with self._opened({**pace, "retries": 3 if once else 0}) as store:
             with self._proxy.armed(fault, 1 if once else ALWAYS, about=words) as met:
                 found = _side_by_side(store, cells)
