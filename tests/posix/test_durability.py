@@ -263,7 +263,7 @@ def test_a_temporary_that_a_full_disk_keeps_is_removed_after_all(root: Path, tim
 
         assert calls(fault, "unlink") == (times + 1,)
         assert not faultlab.temporaries(root)
-        assert store.read_block("key") == b"first"
+        assert bytes(store.read_block("key")) == b"first"
 
 
 def test_a_failed_link_syncs_no_directory(root: Path) -> None:
