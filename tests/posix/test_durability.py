@@ -266,6 +266,34 @@ def test_a_temporary_that_a_full_disk_keeps_is_removed_after_all(root: Path, tim
         assert bytes(store.read_block("key")) == b"first"
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_full_disk_gives_up_a_block_that_is_deleted(root: Path, times: int) -> None:
+    """Deleting is how one makes room: a btrfs without room even for that is asked again."""
+    with kvio.open_store("posix-tmpfile", root=root) as store:
+        store.write_block("key", b"bytes")
+
+        with faults.inject("unlink", error=errno.ENOSPC, times=times) as fault:
+            assert store.delete_block("key")
+
+        assert calls(fault, "unlink") == (times + 1,)
+        assert list(store.list_keys()) == []
+
+
+def test_a_block_that_cannot_be_deleted_for_want_of_room_stands(root: Path) -> None:
+    """Asked three times, then it is told, and the block is as it was."""
+    with kvio.open_store("posix-tmpfile", root=root) as store:
+        store.write_block("key", b"bytes")
+
+        with (
+            faults.inject("unlink", error=errno.ENOSPC, times=NEVER) as fault,
+            pytest.raises(kvio.StorageFullError),
+        ):
+            store.delete_block("key")
+
+        assert calls(fault, "unlink") == (3,)
+        assert bytes(store.read_block("key")) == b"bytes"
+
+
 def test_a_failed_link_syncs_no_directory(root: Path) -> None:
     """Without a name there is nothing to sync in the directory."""
     with (

@@ -6,6 +6,7 @@
 #include <sys/statfs.h>
 
 #define PROBE_BYTES 4096
+#define REMOVE_TRIES 3
 
 /* Make one directory, 0700 whatever the umask, and its name durable if asked. */
 static int make_dir(kvio_call *call, int parent, const char *name)
@@ -85,6 +86,17 @@ int kvio_dir_is_gone(kvio_call *call, const kvio_op *op)
 	return !sys_fstat(call->fault, op->dirfd, &st) && !st.st_nlink;
 }
 
+/* Take a name away.  A full btrfs may have no room even for that, until it has
+ * committed what it holds. */
+int kvio_remove(kvio_fault *fault, int dirfd, const char *name)
+{
+	int r, tries = REMOVE_TRIES;
+
+	while ((r = sys_unlinkat(fault, dirfd, name)) == -ENOSPC && --tries)
+		syncfs(dirfd);
+	return r;
+}
+
 static int delete_one(kvio_call *call, kvio_op *op)
 {
 	int r;
@@ -94,7 +106,7 @@ static int delete_one(kvio_call *call, kvio_op *op)
 	if (kvio_cancelled(call))
 		return -ECANCELED;
 	op->site = KVIO_SITE_UNLINK;
-	r = sys_unlinkat(call->fault, op->dirfd, op->name);
+	r = kvio_remove(call->fault, op->dirfd, op->name);
 	if (r == -ENOENT && kvio_dir_is_gone(call, op))
 		return -ESTALE;
 	if (!r && call->flags & KVIO_DURABLE) {

@@ -48,6 +48,7 @@ int kvio_trailer_parse(const uint8_t in[KVIO_TRAILER_BYTES], uint64_t file_nbyte
 
 /* directory.c */
 int kvio_dir_is_gone(kvio_call *call, const kvio_op *op);
+int kvio_remove(kvio_fault *fault, int dirfd, const char *name);
 
 /* publish.c */
 int kvio_temp_open(kvio_call *call, kvio_op *op);

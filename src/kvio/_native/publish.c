@@ -19,8 +19,6 @@
  */
 #include "sys.h"
 
-#define REMOVE_TRIES 3
-
 /* A directory that was removed under us answers ENOENT, or EPERM where an inode
  * was to be made (ext4_new_inode of Linux 6.18); both read as -ESTALE. */
 static int stale_or(kvio_call *call, const kvio_op *op, int r)
@@ -124,16 +122,6 @@ int kvio_temp_open(kvio_call *call, kvio_op *op)
 	return r;
 }
 
-/* A full btrfs may have no room even for taking a name away, until it has
- * committed what it holds. */
-static void remove_temporary(kvio_call *call, kvio_op *op)
-{
-	int tries = REMOVE_TRIES;
-
-	while (sys_unlinkat(call->fault, op->dirfd, op->temp) == -ENOSPC && --tries)
-		syncfs(op->dirfd);
-}
-
 /* Give up a temporary.  Keeps the site of the failure that led here. */
 void kvio_temp_drop(kvio_call *call, kvio_op *op)
 {
@@ -141,7 +129,7 @@ void kvio_temp_drop(kvio_call *call, kvio_op *op)
 		sys_close(call->fault, op->fd);
 	op->fd = -1;
 	if (op->temp[0])
-		remove_temporary(call, op);
+		kvio_remove(call->fault, op->dirfd, op->temp);
 	op->temp[0] = 0;
 }
 
@@ -197,7 +185,7 @@ static int name_temporary(kvio_call *call, kvio_op *op)
 	if (r == -EEXIST && linked_after_all(call, op))
 		r = 0;
 	if (!r) {
-		sys_unlinkat(call->fault, op->dirfd, op->temp);
+		kvio_remove(call->fault, op->dirfd, op->temp);
 		op->temp[0] = 0;
 	}
 	return r;

@@ -110,7 +110,7 @@ int kvio_file_create(kvio_fault *fault, int dirfd, const char *name)
 		return fd;
 	r = sys_fchmod(fault, fd, 0600);	/* whatever the umask took away */
 	if (r < 0) {
-		sys_unlinkat(NULL, dirfd, name);
+		kvio_remove(NULL, dirfd, name);
 		sys_close(NULL, fd);
 	}
 	return r < 0 ? r : fd;
@@ -161,12 +161,12 @@ int kvio_name_move(kvio_fault *fault, int dirfd, const char *from, const char *t
 	if (replace || (r != -EINVAL && r != -ENOSYS))
 		return r;
 	r = sys_linkat(fault, dirfd, from, dirfd, to, 0);
-	return r < 0 ? r : sys_unlinkat(fault, dirfd, from);
+	return r < 0 ? r : kvio_remove(fault, dirfd, from);
 }
 
 int kvio_name_remove(kvio_fault *fault, int dirfd, const char *name)
 {
-	return sys_unlinkat(fault, dirfd, name);
+	return kvio_remove(fault, dirfd, name);
 }
 
 int kvio_dir_sync(kvio_fault *fault, int dirfd)

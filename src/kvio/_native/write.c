@@ -183,7 +183,7 @@ static void close_one(kvio_call *call, kvio_op *op)
 	op->fd = -1;
 	if (r < 0 && !op->status) {
 		if (!(op->flags & KVIO_OP_REPLACED))
-			sys_unlinkat(call->fault, op->dirfd, op->name);
+			kvio_remove(call->fault, op->dirfd, op->name);
 		op->status = kvio_failed(op, KVIO_SITE_CLOSE, r);
 	}
 }
