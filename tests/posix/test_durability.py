@@ -249,51 +249,6 @@ def test_no_sync_without_bytes(root: Path, site: str) -> None:
     assert calls(fault, "fdatasync", "link", "fsync_dir") == (0, 0, 0)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_temporary_that_a_full_disk_keeps_is_removed_after_all(root: Path, times: int) -> None:
-    """Btrfs was seen to answer ENOSPC to unlink, until what it held was committed."""
-    with kvio.open_store("posix-tmpfile", root=root, options={"publish": "rename"}) as store:
-        store.write_block("key", b"first")
-
-        with (
-            faults.inject("unlink", error=errno.ENOSPC, times=times) as fault,
-            pytest.raises(kvio.BlockExistsError),
-        ):
-            store.write_block("key", b"later", if_exists="error")
-
-        assert calls(fault, "unlink") == (times + 1,)
-        assert not faultlab.temporaries(root)
-        assert bytes(store.read_block("key")) == b"first"
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_full_disk_gives_up_a_block_that_is_deleted(root: Path, times: int) -> None:
-    """Deleting is how one makes room: a btrfs without room even for that is asked again."""
-    with kvio.open_store("posix-tmpfile", root=root) as store:
-        store.write_block("key", b"bytes")
-
-        with faults.inject("unlink", error=errno.ENOSPC, times=times) as fault:
-            assert store.delete_block("key")
-
-        assert calls(fault, "unlink") == (times + 1,)
-        assert list(store.list_keys()) == []
-
-
-def test_a_block_that_cannot_be_deleted_for_want_of_room_stands(root: Path) -> None:
-    """Asked three times, then it is told, and the block is as it was."""
-    with kvio.open_store("posix-tmpfile", root=root) as store:
-        store.write_block("key", b"bytes")
-
-        with (
-            faults.inject("unlink", error=errno.ENOSPC, times=NEVER) as fault,
-            pytest.raises(kvio.StorageFullError),
-        ):
-            store.delete_block("key")
-
-        assert calls(fault, "unlink") == (3,)
-        assert bytes(store.read_block("key")) == b"bytes"
-
-
 def test_a_failed_link_syncs_no_directory(root: Path) -> None:
     """Without a name there is nothing to sync in the directory."""
     with (

@@ -9,11 +9,13 @@ import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pytest
 
 import kvio
+from kvio._native import faults
 from kvio.url import OptionValue
 from tests.posix import children, faultlab, mounts
 
@@ -126,6 +128,68 @@ def test_exhausted_inodes_fail_typed(disk_path: Path) -> None:
         assert all(store.verify_block(key).ok for key in stored)
         assert store.delete_block(stored[0])
         assert store.write_block(stored[0], b"data").nbytes == 4
+
+
+def unlinks(fault: Any) -> int:
+    """How often a name was to be removed, the times included that failed."""
+    return int(fault.seen[faults.sites()["unlink"]])
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_temporary_that_a_full_disk_keeps_is_removed_after_all(root: Path, times: int) -> None:
+    """Btrfs was seen to answer ENOSPC to unlink, until what it held was committed."""
+    with kvio.open_store("posix-tmpfile", root=root, options={"publish": "rename"}) as store:
+        store.write_block("key", b"first")
+
+        with (
+            faults.inject("unlink", error=errno.ENOSPC, times=times) as fault,
+            pytest.raises(kvio.BlockExistsError),
+        ):
+            store.write_block("key", b"later", if_exists="error")
+
+        assert unlinks(fault) == times + 1
+        assert not faultlab.temporaries(root)
+        assert bytes(store.read_block("key")) == b"first"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_full_disk_gives_up_a_block_that_is_deleted(root: Path, times: int) -> None:
+    """Deleting is how one makes room: a btrfs without room even for that is asked again."""
+    with kvio.open_store("posix-tmpfile", root=root) as store:
+        store.write_block("key", b"bytes")
+
+        with faults.inject("unlink", error=errno.ENOSPC, times=times) as fault:
+            assert store.delete_block("key")
+
+        assert unlinks(fault) == times + 1
+        assert list(store.list_keys()) == []
+
+
+def test_a_block_that_cannot_be_deleted_for_want_of_room_stands(root: Path) -> None:
+    """Asked three times, then it is told, and the block is as it was."""
+    with kvio.open_store("posix-tmpfile", root=root) as store:
+        store.write_block("key", b"bytes")
+
+        with (
+            faults.inject("unlink", error=errno.ENOSPC, times=1 << 30) as fault,
+            pytest.raises(kvio.StorageFullError),
+        ):
+            store.delete_block("key")
+
+        assert unlinks(fault) == 3
+        assert bytes(store.read_block("key")) == b"bytes"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_full_disk_gives_up_a_shared_file_that_is_aborted(root: Path, times: int) -> None:
+    """Both of its names go, the file's own and its map's."""
+    file = kvio.SharedFile.create(root / "f", BLOCK, writers=1, durability="visible")
+
+    with faults.inject("unlink", error=errno.ENOSPC, times=times) as fault:
+        file.abort()
+
+    assert unlinks(fault) == times + 2
+    assert os.listdir(root) == []
 
 
 @pytest.mark.parametrize("limit", [24 * 4096, 98 * 1024], ids=["pages", "KiB"])
