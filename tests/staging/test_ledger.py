@@ -52,7 +52,8 @@ def test_failures_of_some_are_driven_alone(ledger: Ledger) -> None:
 
     assert ledger.retry_failed([ours]) == [ours]
 
-    assert (ours.error, isinstance(theirs.error, kvio.StorageError)) == (None, True)
+    assert (ours.done, theirs.done) == (False, True)
+    assert isinstance(theirs.error, kvio.StorageError)
     assert [entry.receipt for entry in ledger.failed.values()] == [theirs]
     assert ledger.unreported == [theirs]
     assert ledger.room.stuck_bytes == PAGE
@@ -68,7 +69,7 @@ def test_an_absorbed_write_drives_what_took_its_place(ledger: Ledger) -> None:
 
     assert ledger.retry_failed([old]) == [new]
 
-    assert (old.error, new.error, ledger.failed) == (None, None, {})
+    assert (old.done, new.done, ledger.failed) == (False, False, {})
 
 
 def test_without_a_choice_all_are_driven(ledger: Ledger) -> None:

@@ -203,6 +203,35 @@ def test_a_failed_write_has_its_error_on_the_receipt(
     assert receipt.receipt is None
 
 
+def test_a_failure_that_is_driven_again_never_looks_stored(
+    tier: kvio.StagingTier, store: WrappedStore[Medium]
+) -> None:
+    """A callback may look at the receipt after others drive it again: it has its error still."""
+    error = disk_error()
+    told, again, looked = threading.Event(), threading.Event(), threading.Event()
+    seen = []
+
+    def look(receipt: kvio.StagedReceipt) -> None:
+        told.set()
+        again.wait(LONG_S)
+        seen.append((receipt.done, receipt.error, receipt.receipt))
+        looked.set()
+
+    store.wrapper.fail("k", error)
+    receipt = tier.write_block("k", b"data")
+    receipt.add_done_callback(look)
+    assert told.wait(LONG_S)
+    store.wrapper.hold("k")
+    assert tier.retry_failed() == [receipt]
+    again.set()
+    assert looked.wait(LONG_S)
+    store.wrapper.let_go()
+
+    assert receipt.wait(timeout=LONG_S).nbytes == 4
+    assert seen == [(False, error, None)]
+    assert (receipt.done, receipt.error) == (True, None)
+
+
 def test_what_is_no_error_of_kvio_fails_the_receipt_too(
     tier: kvio.StagingTier, store: WrappedStore[Medium]
 ) -> None:

@@ -69,7 +69,7 @@ class StagedReceipt:
 
     __slots__ = (
         *("key", "nbytes", "checksum", "sequence", "_gate", "_receipt", "_error", "_future"),
-        *("_absorbed", "__weakref__"),
+        *("_absorbed", "_ended", "__weakref__"),
     )
 
     def __init__(
@@ -84,6 +84,7 @@ class StagedReceipt:
         self._error: BaseException | None = None
         self._future: Future[Receipt] | None = None
         self._absorbed = False
+        self._ended = False
 
     def __repr__(self) -> str:
         state = self.level if self._error is None else type(self._error).__name__
@@ -97,7 +98,10 @@ class StagedReceipt:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the write failed for good; None if it did not."""
+        """Why the write failed for good; None if it did not.
+
+        A write that is driven again keeps its last error until it is stored.
+        """
         return self._error
 
     @property
@@ -107,8 +111,8 @@ class StagedReceipt:
 
     @property
     def done(self) -> bool:
-        """The write is stored or has failed for good."""
-        return self._receipt is not None or self._error is not None
+        """The write is stored, or has failed for good and is not driven again."""
+        return self._ended
 
     @property
     def absorbed(self) -> bool:
@@ -148,21 +152,22 @@ class StagedReceipt:
     def add_done_callback(self, call: Callable[[StagedReceipt], object]) -> None:
         """Call with this receipt once it is done, at once if it is.
 
-        On a thread that drains: a call that waits for the tier may wait for ever.
+        On a thread that drains: a call that waits for the tier may wait for ever. Somebody may
+        have driven a failed write again by then: it is not done any more, and has its error still.
         """
         self.as_future().add_done_callback(lambda _: call(self))
 
     def as_future(self) -> Future[Receipt]:
         """Give a future of the store's receipt; it cannot be cancelled."""
-        receipt, error = self._receipt, self._error
-        if receipt is None and error is None:
+        ended, receipt, error = self._ended, self._receipt, self._error
+        if not ended or (receipt is None and error is None):
             self._gate.check_fork()
             self._gate.ask(self.sequence)
             with self._gate.lock:
-                receipt, error = self._receipt, self._error
-                if receipt is None and error is None:
+                if not self._ended:
                     self._future = self._future or _running()
                     return self._future
+                receipt, error = self._receipt, self._error
         future = _running()
         resolve([(future, receipt, error)])
         return future
@@ -189,13 +194,16 @@ class OpenReceipt(StagedReceipt):
 
     def settle(self, receipt: Receipt | None, error: BaseException | None) -> list[Ending]:
         """Note how the write ended; what is returned is to be resolved without the lock."""
-        self._receipt, self._error = receipt, error
+        self._receipt, self._error, self._ended = receipt, error, True
         future, self._future = self._future, None
         return [] if future is None else [(future, receipt, error)]
 
     def reopen(self) -> None:
-        """Forget the failure: the write is driven again."""
-        self._error = None
+        """Note that the write is driven again; its error stays until it is stored.
+
+        Without one it would look stored to whoever asks for the error alone, as callbacks do.
+        """
+        self._ended = False
 
     def note_absorbed(self) -> None:
         """Note that a later write or deletion took this one's place."""

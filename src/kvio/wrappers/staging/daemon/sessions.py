@@ -44,7 +44,8 @@ class Session:
     def watch_again(self) -> None:
         """Look at failed writes again: some are driven once more, or were already."""
         with self._more:
-            again = [one for one, error in self._failed.items() if one.error is not error]
+            failed = self._failed.items()
+            again = [one for one, error in failed if not one.done or one.error is not error]
             for receipt in again:
                 del self._failed[receipt]
         for receipt in again:
