@@ -6,13 +6,15 @@ import os
 import pickle
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import kvio
+from kvio.executor import Executor
 from kvio.placement import Placement, Slot, Topology, thread_placer
+from tests.staging.medium import draining_with_all
 
 
 def need_two_cpus() -> None:
@@ -21,10 +23,9 @@ def need_two_cpus() -> None:
         pytest.skip("needs two CPUs")
 
 
-def masks_of_threads(prefix: str) -> list[tuple[int, ...]]:
-    """Ask the kernel where this process's threads of a kind may run, by their order."""
-    found = [t for t in threading.enumerate() if t.name.startswith(prefix) and t.native_id]
-    return [tuple(sorted(os.sched_getaffinity(t.native_id or 0))) for t in found]
+def masks(threads: Iterable[int]) -> list[tuple[int, ...]]:
+    """Ask the kernel where threads may run."""
+    return sorted(tuple(sorted(os.sched_getaffinity(thread))) for thread in threads)
 
 
 def expected(threads: int) -> list[tuple[int, ...]]:
@@ -33,12 +34,16 @@ def expected(threads: int) -> list[tuple[int, ...]]:
     return sorted(slot.cpus for slot in slots)
 
 
-def busy(threads: int, submit: Callable[[Callable[[], object]], object]) -> None:
-    """Make a pool start all of its threads: each waits for the others."""
-    together = threading.Barrier(threads + 1)
-    for _ in range(threads):
-        submit(together.wait)
-    together.wait()
+def threads_of(executor: Executor, threads: int) -> list[int]:
+    """Make a pool start all of its threads, and give their ids: each waits for the others."""
+    together = threading.Barrier(threads)
+
+    def meet() -> int:
+        together.wait(60)
+        return threading.get_native_id()
+
+    jobs = [executor.submit(meet, nbytes=0, read=True) for _ in range(threads)]
+    return [job.future.result() for job in jobs]
 
 
 def test_io_threads_of_a_store_run_on_their_slots(tmp_path: Path) -> None:
@@ -47,8 +52,7 @@ def test_io_threads_of_a_store_run_on_their_slots(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     wish = Placement(order="spread")
     with kvio.open_store("posix-tmpfile", root=tmp_path, io_threads=2, placement=wish) as store:
-        busy(2, lambda run: store._calls.executor.submit(run, nbytes=0, read=True))
-        assert sorted(masks_of_threads("kvio-io")) == expected(2)
+        assert masks(threads_of(store._calls.executor, 2)) == expected(2)
     assert os.sched_getaffinity(0) == before
 
 
@@ -66,13 +70,8 @@ def test_drain_threads_of_a_tier_run_on_their_slots() -> None:
     """Each drain thread has its slot's mask; what they drain arrives."""
     need_two_cpus()
     wish = Placement(order="spread")
-    with (
-        kvio.open_store("memory") as store,
-        kvio.stage(store, "1MiB", drain_threads=2, placement=wish) as tier,
-    ):
-        tier.write_block("a", b"x").wait("visible")
-        assert sorted(masks_of_threads("kvio-drain")) == expected(2)
-        assert bytes(store.read_block("a")) == b"x"
+    with draining_with_all(2, placement=wish) as drains:
+        assert masks(drains) == expected(2)
 
 
 def test_writers_of_a_shared_file_run_on_their_slots(tmp_path: Path) -> None:
@@ -84,11 +83,10 @@ def test_writers_of_a_shared_file_run_on_their_slots(tmp_path: Path) -> None:
     ) as file:
         for offset in (0, 4096):
             file.submit_pwrite(bytes(4096), offset).result()
-        found = masks_of_threads("kvio-io")
+        executor = file._submitter._executor
+        assert executor is not None
+        assert masks(threads_of(executor, 2)) == expected(2)
         file.seal()
-
-    assert found
-    assert set(found) <= set(expected(2))
 
 
 def test_a_placement_that_cannot_be_is_refused_when_it_is_asked_for(tmp_path: Path) -> None:

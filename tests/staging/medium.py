@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import kvio
+from kvio import MiB
 from kvio.abc import Backend
 from kvio.testing.fakes import ForwardingBackend, WrappedStore
 from kvio.types import Cancellation, IfExists, Level, Parts
 from kvio.url import StoreURL
+from kvio.wrappers.staging.draining import SMALL_BYTES
 
 LONG_S = 60.0
 SOON_S = 0.02
@@ -145,6 +147,27 @@ def staged(
             tier.discard(receipt)
         tier.close(timeout=LONG_S)
         store.close(timeout=LONG_S)
+
+
+@contextmanager
+def draining_with_all(threads: int, **options: Any) -> Iterator[list[int]]:
+    """Keep every drain thread of a tier inside a write, past its beginnings; give their ids."""
+    before = set(threading.enumerate())
+    keys = [f"held{number}" for number in range(threads)]
+    store = open_medium(io_threads=threads)
+    store.wrapper.hold(*keys)
+    block = bytes(SMALL_BYTES)  # smaller ones are taken by one thread together
+    options |= {"drain_threads": threads, "drain_from": "accept"}
+    with staged(store, threads * MiB, **options) as tier:
+        for key in keys:
+            tier.write_block(key, block)
+        for key in keys:
+            store.wrapper.wait_for("begin", key)
+        new = set(threading.enumerate()) - before
+        yield [t.native_id or 0 for t in new if t.name.startswith("kvio-drain")]
+        store.wrapper.let_go()
+        tier.flush(timeout=LONG_S)
+        assert all(store.wrapper.peek(key) == block for key in keys)
 
 
 def disk_error(key: str = "k") -> kvio.StorageError:

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import pytest
 
 import kvio
-
-
-def priorities(name: str) -> set[int]:
-    """Give the nice values of this process's threads whose names begin so."""
-    return {
-        os.getpriority(os.PRIO_PROCESS, thread.native_id)
-        for thread in threading.enumerate()
-        if thread.name.startswith(name) and thread.native_id is not None
-    }
+from tests.staging.medium import draining_with_all
 
 
 @pytest.mark.parametrize("nice", [0, 7])
@@ -25,12 +16,8 @@ def test_drains_are_nicer_by_what_was_asked(nice: int) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     if own + nice > 19:
         pytest.skip("this process is as nice as can be")
-    with (
-        kvio.open_store("memory") as store,
-        kvio.stage(store, "1MiB", drain_nice=nice) as tier,
-    ):
-        tier.write_block("k", b"bytes").wait()
-        assert priorities("kvio-drain") == {own + nice}
+    with draining_with_all(3, drain_nice=nice) as drains:
+        assert [os.getpriority(os.PRIO_PROCESS, drain) for drain in drains] == [own + nice] * 3
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
