@@ -59,6 +59,7 @@ def build(folder: Path) -> Path:
     """Give a directory from which a Python imports kvio with the broken readers in it."""
     if not any(map(shutil.which, (os.environ.get("CC", "cc"), "cc", "gcc"))):
         pytest.skip("no C compiler to build broken readers with (Debian: gcc)")
+    pytest.importorskip("setuptools", "77", reason="setuptools is too old to build with, or absent")
     ignore = shutil.ignore_patterns("*.so", "_core.c", "__pycache__")
     shutil.copytree(ROOT / "src", folder / "src", ignore=ignore)
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):

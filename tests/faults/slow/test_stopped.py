@@ -60,8 +60,10 @@ def store(mount: Passthrough) -> Iterator[kvio.Store]:
 
 
 def settle(store: kvio.Store) -> None:
-    """Wait until the calls that hung have ended."""
-    wait_until_ended(list(store._calls.executor._quarantined))
+    """Wait until the calls that hung have ended, and whoever waited for one was told."""
+    executor = store._calls.executor
+    wait_until_ended(list(executor._quarantined))
+    assert executor.drain(timeout=LONG_S)
     assert store.stats().quarantined_threads == 0
 
 
