@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -221,6 +222,24 @@ def test_a_cancelled_write_that_runs_is_not_published(store: kvio.Store) -> None
     assert store.write_block("k", b"data", timeout=LONG_S).nbytes == 4
     open_gate(store)
     assert not store.contains("stuck")
+
+
+@pytest.mark.parametrize("timeout", [None, SOON_S])
+def test_what_a_future_tells_is_counted_by_then(
+    store: kvio.Store, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+) -> None:
+    """Whoever has a result finds it in `stats`, though callbacks may still be to come."""
+    looked = threading.Event()
+    future = store.submit_write("stuck", b"data", timeout=timeout)
+    monkeypatch.setattr(future, "_invoke_callbacks", lambda: looked.wait(LONG_S))
+    if timeout is None:
+        backend_of(store).gate.set()
+
+    failed = future.exception(LONG_S) is not None
+    stats = store.stats()
+    looked.set()
+    assert (stats.writes, stats.timeouts) == (1, int(failed))
+    assert failed is (timeout is not None)
 
 
 def test_close_finishes_what_was_submitted(store: kvio.Store) -> None:

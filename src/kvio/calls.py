@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from kvio.errors import ConfigError, StorageTimeoutError, StoreClosedError
 from kvio.executor import Executor, Job
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from kvio.placement import Placement
 
 T = TypeVar("T")
+
+#: Is told what a call returned, or else what it raised.
+Ended: TypeAlias = Callable[[Any, BaseException | None], None]
 
 #: Steps that go to an I/O thread together: there and back costs as much as they do.
 _STEP: Final = 256
@@ -67,12 +70,15 @@ def _listed(items: Iterator[T], _: Cancellation | None) -> list[T]:
 class Pending:
     """One call on the I/O threads, and the race between its work and its deadline."""
 
-    def __init__(self, describe: str, deliver: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, describe: str, deliver: Callable[[Any], Any] | None, ended: Ended | None
+    ) -> None:
         self.future: Future[Any] = Future()
         self.cancel = Cancellation()
         self.job: Job | None = None
         self._describe = describe
         self._deliver = deliver
+        self._ended = ended
         self._lock = threading.Lock()
         self._over = False
 
@@ -92,15 +98,24 @@ class Pending:
         elif self.future.set_running_or_notify_cancel():
             error = inner.exception()
             if error is not None:
-                self.future.set_exception(error)
+                self._fail(error)
             else:
                 self._hand_over(inner.result(), deliver)
 
     def _hand_over(self, result: Any, deliver: Callable[[Any], Any] | None) -> None:
         try:
-            self.future.set_result(deliver(result) if deliver else result)
+            given = deliver(result) if deliver else result
         except (ValueError, TypeError, BufferError) as exc:  # the caller released its memory
-            self.future.set_exception(exc)
+            self._fail(exc)
+            return
+        if self._ended is not None:
+            self._ended(given, None)
+        self.future.set_result(given)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._ended is not None:
+            self._ended(None, error)
+        self.future.set_exception(error)
 
     def expire(self, executor: Executor) -> bool:
         """Give up, unless the work was first."""
@@ -114,7 +129,7 @@ class Pending:
             error = StorageTimeoutError(
                 f"{self._describe} did not end in time", errno=errno.ETIMEDOUT
             )
-            self.future.set_exception(error)
+            self._fail(error)
         return True
 
 
@@ -217,9 +232,13 @@ class Calls:
         timeout: float | None,
         describe: str = "the call",
         deliver: Callable[[Any], Any] | None = None,
+        ended: Ended | None = None,
     ) -> Pending:
-        """Queue *work*; *deliver* turns its result into the future's, if it is in time."""
-        pending = Pending(describe, deliver)
+        """Queue *work*; *deliver* turns its result into the future's, if it is in time.
+
+        *ended* is told before anybody who waits for the future, unless that was cancelled.
+        """
+        pending = Pending(describe, deliver, ended)
         deadline = None if timeout is None else time.monotonic() + timeout
         with self:
             job = self.executor.submit(
@@ -249,11 +268,18 @@ class Calls:
         timeout: float | None,
         describe: str,
         deliver: Callable[[Any], Any] | None = None,
+        ended: Ended | None = None,
     ) -> Future[Any]:
         """Queue *work* and return its future, which a watchdog ends at the deadline."""
         limit = self.limit(timeout)
         pending = self.start(
-            work, nbytes=nbytes, read=read, timeout=limit, describe=describe, deliver=deliver
+            work,
+            nbytes=nbytes,
+            read=read,
+            timeout=limit,
+            describe=describe,
+            deliver=deliver,
+            ended=ended,
         )
         pending.future.add_done_callback(lambda future: self._cancelled(future, pending))
         if limit is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future
 from operator import attrgetter
 
 from kvio.errors import KvioError
@@ -48,23 +47,17 @@ class Counters:
             self._counts[verb] += 1
             self._counts[_NAMES.get(status_of(error), "failed")] += 1
 
-    def write_ended(self, future: Future[Receipt]) -> None:
+    def write_ended(self, receipt: Receipt, error: BaseException | None) -> None:
         """Count a submitted write."""
-        if future.cancelled():
-            return
-        error = future.exception()
         if error is None:
-            self.wrote(future.result())
+            self.wrote(receipt)
         elif isinstance(error, KvioError):
             self.failed(error, "writes")
 
-    def read_ended(self, future: Future[int]) -> None:
+    def read_ended(self, nbytes: int, error: BaseException | None) -> None:
         """Count a submitted read."""
-        if future.cancelled():
-            return
-        error = future.exception()
         if error is None:
-            self.read(future.result())
+            self.read(nbytes)
         elif isinstance(error, KvioError):
             self.failed(error, "reads")
 

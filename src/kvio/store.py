@@ -208,15 +208,14 @@ class Store:
         check_if_exists(if_exists)
         parts = buffers.as_parts(data)
         write = partial(self._backend.write_block, key, parts, if_exists=if_exists)
-        future = self._calls.submit(
+        return self._calls.submit(
             lambda cancel: write(cancel=cancel),
             nbytes=buffers.total_bytes(parts),
             read=False,
             timeout=timeout,
             describe="the write",
+            ended=self._counters.write_ended,
         )
-        future.add_done_callback(self._counters.write_ended)
-        return future
 
     def submit_read_into(
         self,
@@ -233,16 +232,15 @@ class Store:
         work, deliver = reads.into(
             self._backend, key, parts, offset, nbytes, private=limit is not None
         )
-        future = self._calls.submit(
+        return self._calls.submit(
             work,
             nbytes=buffers.total_bytes(parts),
             read=True,
             timeout=timeout,
             describe="the read",
             deliver=deliver,
+            ended=self._counters.read_ended,
         )
-        future.add_done_callback(self._counters.read_ended)
-        return future
 
     def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
         """Describe a block by its trailer.
