@@ -152,10 +152,16 @@ def _run(
         return [result for answer in answers for result in answer]
     groups = split(blocks, calls.threads, _MAX_TIMED_GROUP, least)
     deadline = time.monotonic() + limit
-    pending = [_start(calls, group, work, deadline, read=read) for group in groups]
+    pending: list[Pending | StorageTimeoutError] = []
     results: list[BlockResult] = []
-    for one, group in zip(pending, groups, strict=True):
-        results += _collect(calls, one, group, deadline)
+    try:
+        pending.extend(_start(calls, group, work, deadline, read=read) for group in groups)
+        for one, group in zip(pending, groups, strict=True):
+            results += _collect(calls, one, group, deadline)
+    finally:
+        for one in pending:
+            if isinstance(one, Pending):
+                one.expire(calls.executor)  # nothing, but where an error left it alone
     return results
 
 

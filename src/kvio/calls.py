@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -124,13 +125,15 @@ class Pending:
         self._deliver = None
         self.cancel.request()
         if self.job is not None:
-            executor.abandon(self.job)
-        if self.future.set_running_or_notify_cancel():
-            error = StorageTimeoutError(
-                f"{self._describe} did not end in time", errno=errno.ETIMEDOUT
-            )
-            self._fail(error)
+            executor.abandon(self.job, self._tell_late)
+        else:
+            self._tell_late()
         return True
+
+    def _tell_late(self) -> None:
+        if self.future.set_running_or_notify_cancel():
+            said = f"{self._describe} did not end in time"
+            self._fail(StorageTimeoutError(said, errno=errno.ETIMEDOUT))
 
 
 def _placer(settings: Settings) -> Callable[[int], None] | None:
@@ -249,14 +252,13 @@ class Calls:
         return pending
 
     def wait(self, pending: Pending, deadline: float | None) -> Any:
-        """Wait for a pending call, and give it up at the deadline (`time.monotonic`)."""
-        if deadline is not None:
-            try:
-                return pending.future.result(max(0.0, deadline - time.monotonic()))
-            except FutureTimeoutError:
-                if pending.future.done():
-                    raise
-                pending.expire(self.executor)
+        """Wait for a pending call; it is given up at the deadline, or where that is interrupted."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            with suppress(FutureTimeoutError):  # the wait's, or the work's: the future knows
+                pending.future.result(left)
+        finally:
+            pending.expire(self.executor)
         return pending.future.result()
 
     def submit(
@@ -290,10 +292,14 @@ class Calls:
         if future.cancelled():
             pending.expire(self.executor)
 
-    def close(self, timeout: float | None) -> bool:
-        """Refuse new calls and wait for those under way; False if they did not end in time."""
+    def refuse(self) -> bool:
+        """Refuse new calls; False if they were before."""
         with self._idle:
-            self.closed = True
+            first, self.closed = not self.closed, True
+            return first
+
+    def close(self, timeout: float | None) -> bool:
+        """Wait for calls under way, after `refuse`; False if they did not end in time."""
         ended = self.executor.close(timeout=timeout)
         with self._idle:
             ended = self._idle.wait_for(lambda: not self._inside, timeout) and ended

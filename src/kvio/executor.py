@@ -67,6 +67,8 @@ class Executor:
         self._threads: set[threading.Thread] = set()
         self._quarantined: set[threading.Thread] = set()
         self._running: dict[threading.Thread, Job] = {}
+        self._telling: list[threading.Thread] = []
+        self._leaving: list[threading.Thread] = []
         self._idle = 0
         self._turn = 0
         self._closed = False
@@ -124,17 +126,29 @@ class Executor:
             wait([job.future for job in ordered])
         return [job.future.result() for job in ordered]
 
-    def abandon(self, job: Job) -> None:
-        """Stop waiting for a job: take it off the queue, or quarantine the thread that runs it."""
+    def abandon(self, job: Job, tell: Callable[[], object] = lambda: None) -> None:
+        """Stop waiting for a job, and *tell* whoever does, for which `drain` and `close` wait.
+
+        It is taken off the queue, or the thread that runs it is quarantined.
+        """
+        me = threading.current_thread()
         with self._lock:
+            self._telling.append(me)
             self._abandon(job)
             self._start_threads()
+        try:
+            tell()
+        finally:
+            with self._lock:
+                self._telling.remove(me)
+                self._room.notify_all()
 
     def drain(self, *, timeout: float | None = None) -> bool:
-        """Wait until nothing is queued or running; False if that took too long."""
+        """Wait until nothing is queued or running but what was given up; False if too long."""
 
         def done() -> bool:
-            return not (self._reads or self._writes or self._running)
+            busy = self._running.keys() - self._quarantined
+            return not (self._reads or self._writes or busy or self._told_by_others())
 
         with self._lock:
             return self._room.wait_for(done, timeout)
@@ -146,21 +160,32 @@ class Executor:
         not ended: one that is still busy then, or one that was quarantined before.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        me = threading.current_thread()
         with self._lock:
             self._closed = True
             self._work_ready.notify_all()
             self._room.notify_all()
-            threads, stuck = tuple(self._threads), tuple(self._quarantined)
-        for thread in threads:
-            thread.join(_left(deadline))
+            self._room.wait_for(
+                lambda: not (self._threads - {me} or self._told_by_others()), _left(deadline)
+            )
+            stuck = tuple(self._quarantined)
         for thread in stuck:  # without a timeout these are not waited for: they may never end
             thread.join(_left(deadline) if deadline is not None else 0.0)
         with self._lock:
             queued = (*self._reads, *self._writes)
             self._reads.clear()
             self._writes.clear()
+            ended = not (self._threads or self._quarantined)
+            leaving, self._leaving = self._leaving, []
         _drop(deque(queued))
-        return not any(thread.is_alive() for thread in (*threads, *stuck))
+        for thread in leaving:
+            thread.join()
+        return ended
+
+    def _told_by_others(self) -> bool:
+        """Tell whether another thread still says that a job was given up."""
+        me = threading.current_thread()
+        return any(thread is not me for thread in self._telling)
 
     def _abandon(self, job: Job) -> None:
         if job.future.done():
@@ -237,6 +262,8 @@ class Executor:
         self._idle -= 1
         if not self._reads and not self._writes:
             self._threads.discard(me)
+            self._leaving.append(me)
+            self._room.notify_all()
             return None
         self._turn += 1
         write = self._writes and (not self._reads or self._turn % _WRITE_EVERY == 0)

@@ -360,11 +360,13 @@ class Store:
     def close(self, *, timeout: float | None = None) -> None:
         """Finish what was submitted, then close; later calls raise `StoreClosedError`.
 
+        Only the first to close does; others return at once.
+
         Raises:
             StorageTimeoutError: after *timeout* seconds calls were still running; what was only
                 queued is cancelled, and what is stuck keeps its descriptors.
         """
-        if self._calls.closed:
+        if not self._calls.refuse():
             return
         if not self._calls.close(timeout):
             raise StorageTimeoutError("calls were still under way when close() gave up")

@@ -135,10 +135,10 @@ class StagedReceipt:
         try:
             receipt = future.result(timeout)
         except FutureTimeoutError:
-            if future.done():
-                raise
-            text = f"block {self.key!r} was not {wanted.value} in time"
-            raise StorageTimeoutError(text, key=self.key) from None
+            if not future.done():
+                text = f"block {self.key!r} was not {wanted.value} in time"
+                raise StorageTimeoutError(text, key=self.key) from None
+            receipt = future.result()  # it came just then
         if receipt.level < wanted:
             text = f"the store gave {receipt.level.value!r} for block {self.key!r}"
             raise UnsupportedError(f"{text}, not {wanted.value!r}")
