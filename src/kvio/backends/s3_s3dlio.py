@@ -34,7 +34,7 @@ from kvio.s3.bounded import Bounded
 from kvio.s3.conditions import Condition, Refused, condition_of
 from kvio.s3.objects import Connect, Got, Head, Ignored, Traits
 from kvio.s3.options import MAX_PARTS, S3Options
-from kvio.types import Parts
+from kvio.types import Cancellation, Parts
 
 T = TypeVar("T")
 
@@ -104,9 +104,16 @@ class _Unlimited:
             _restore()
 
     def put(
-        self, name: str, parts: Parts, *, crc32c: int | None, only_new: bool, run_all: RunAll
+        self,
+        name: str,
+        parts: Parts,
+        *,
+        crc32c: int | None,
+        only_new: bool,
+        run_all: RunAll,
+        cancel: Cancellation | None = None,  # it is not left behind
     ) -> None:
-        """Store an object; see `kvio.s3.objects.Objects`."""
+        """Store an object; see `kvio.s3.bounded.Fetching`."""
         if only_new:
             raise Refused(Condition.UNSUPPORTED, "s3dlio sends no If-None-Match")
         if body.total_bytes(parts) > self._part_bytes:

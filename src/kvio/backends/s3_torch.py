@@ -42,7 +42,7 @@ from kvio.s3.backend import S3Backend
 from kvio.s3.conditions import Condition, Refused, condition_of, error_of
 from kvio.s3.objects import Connect, Got, Head, Ignored, Traits
 from kvio.s3.options import MAX_PARTS, S3Options, is_loopback
-from kvio.types import Parts
+from kvio.types import Cancellation, Parts
 
 T = TypeVar("T")
 
@@ -120,9 +120,16 @@ class TorchObjects:
                 raise
 
     def put(
-        self, name: str, parts: Parts, *, crc32c: int | None, only_new: bool, run_all: RunAll
+        self,
+        name: str,
+        parts: Parts,
+        *,
+        crc32c: int | None,
+        only_new: bool,
+        run_all: RunAll,
+        cancel: Cancellation | None = None,
     ) -> None:
-        """Store an object; see `kvio.s3.objects.Objects`."""
+        """Store an object; see `kvio.s3.bounded.Fetching`."""
         total = body.total_bytes(parts)
         if only_new:
             raise Refused(Condition.UNSUPPORTED, "s3torchconnectorclient sends no If-None-Match")
@@ -133,6 +140,8 @@ class TorchObjects:
             stream = self._client.put_object(self._bucket, name)
             for start, stop in body.ranges(total, self._part_bytes):
                 stream.write(body.join(body.cut(parts, start, stop)))
+                if cancel is not None and cancel.requested:  # the caller's memory may have changed
+                    raise Refused(Condition.TIMEOUT, "the caller waits no more")
             stream.close()
         except S3Exception as exc:
             raise refused_of(str(exc)) from exc

@@ -16,7 +16,7 @@ from kvio.errors import (
     StorageError,
     UnsupportedError,
 )
-from kvio.s3 import sharing
+from kvio.s3 import body, sharing
 from kvio.s3.asking import Asking, run_in_turn
 from kvio.s3.conditions import Refused
 from kvio.s3.objects import Connect, Objects, Traits
@@ -138,6 +138,8 @@ class S3Backend(Backend):
     def write_block(
         self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> Receipt:
+        if cancel is not None:  # a request that is given up goes on, and its caller too
+            parts = [memoryview(body.join(parts))]
         objects = self._objects
         return self._writer.write(
             objects,

@@ -17,7 +17,7 @@ from kvio.s3.companions import Companions
 from kvio.s3.conditions import Condition, Refused
 from kvio.s3.objects import Got, Head, Objects, Traits
 from kvio.s3.options import S3Options
-from kvio.types import Parts
+from kvio.types import Cancellation, Parts
 
 T = TypeVar("T")
 
@@ -26,7 +26,19 @@ _PAGE: Final = 1000
 
 
 class Fetching(Objects, Protocol):
-    """A library that answers in memory of its own."""
+    """A library that answers in memory of its own, and takes what it sends piece by piece."""
+
+    def put(
+        self,
+        name: str,
+        parts: Parts,
+        *,
+        crc32c: int | None,
+        only_new: bool,
+        run_all: RunAll,
+        cancel: Cancellation | None = None,
+    ) -> None:
+        """Store the joined parts, unless cancelled before the last of them was taken."""
 
     def fetch(
         self, name: str, start: int, stop: int | None, room: int
@@ -61,9 +73,13 @@ class Bounded:
     def put(
         self, name: str, parts: Parts, *, crc32c: int | None, only_new: bool, run_all: RunAll
     ) -> None:
-        """Store the joined parts."""
+        """Store the joined parts; nothing, if it is given up before all of them were taken."""
+        cancel = Cancellation()
         self._run(
-            lambda: self._inner.put(name, parts, crc32c=crc32c, only_new=only_new, run_all=run_all)
+            lambda: self._inner.put(
+                name, parts, crc32c=crc32c, only_new=only_new, run_all=run_all, cancel=cancel
+            ),
+            cancel,
         )
 
     def get_into(
@@ -103,8 +119,8 @@ class Bounded:
         self._companions.close()
         self._inner.close()
 
-    def _run(self, call: Callable[[], T]) -> T:
-        return self._companions.make(call) if self._limited else call()
+    def _run(self, call: Callable[[], T], cancel: Cancellation | None = None) -> T:
+        return self._companions.make(call, cancel) if self._limited else call()
 
 
 #: How often in the time that an answer has one looks whether it is over.

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from kvio.s3.conditions import Condition, Refused
+from kvio.types import Cancellation
 
 T = TypeVar("T")
 
@@ -82,8 +83,8 @@ class Companions:
         self._idle: deque[_Companion] = deque()
         self._closed = False
 
-    def make(self, call: Callable[[], T]) -> T:
-        """Make a call and return its result.
+    def make(self, call: Callable[[], T], cancel: Cancellation | None = None) -> T:
+        """Make a call and return its result; one that is given up is told by *cancel* before.
 
         Raises:
             Refused: it did not end in time.
@@ -97,6 +98,8 @@ class Companions:
             in_time = companion.make(call, self._timeout_s)
         finally:
             if not in_time:
+                if cancel is not None:
+                    cancel.request()
                 companion.leave()
         if not in_time:
             raise Refused(Condition.TIMEOUT, f"no end after {self._timeout_s:g} s")
