@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         ),
         *("reads", "registry", "types", "url"),
     },
-    "aio": {"store", "buffers", "types", "errors"},
+    "aio": {"store", "calls", "buffers", "types", "errors"},
     "opening": {"store", "calls", "placement", "types", "errors", "url"},
     "kvio": {
         "aio",

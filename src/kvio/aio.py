@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from kvio.buffers import Data
+from kvio.calls import Calls, Pending
+from kvio.errors import KvioError
 from kvio.store import Store
 from kvio.types import BlockResult, BlockStat, Capabilities, IfExists, Receipt, StoreStats
+
+if TYPE_CHECKING:
+    import asyncio
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,7 +27,9 @@ class AsyncStore:
     """A store whose calls are awaited; the event loop never waits for storage.
 
     Every method is that of `Store` with the same name. Cancelling a task gives its write or read
-    up: a write that is not published by then never is. Leaving ``async with`` closes the store.
+    up: a write that is not published by then never is. The task ends when its memory is free: a
+    batch, and a read without a timeout that has begun, are waited for until then. Leaving ``async
+    with`` closes the store.
     """
 
     def __init__(self, store: Store) -> None:
@@ -31,10 +39,9 @@ class AsyncStore:
         self, key: str, data: Data, *, if_exists: IfExists = "keep", timeout: float | None = None
     ) -> Receipt:
         """Store *data* under a key; it must not change until this returns."""
-        future = await _in_thread(
-            self._store.submit_write, key, data, if_exists=if_exists, timeout=timeout
-        )
-        return await _outcome_of(future)
+        pending = self._store._pending_write(key, data, if_exists)  # noqa: SLF001  # its half
+        receipt: Receipt = await self._outcome_of(pending, timeout)
+        return receipt
 
     async def read_block_into(
         self,
@@ -46,10 +53,9 @@ class AsyncStore:
         timeout: float | None = None,
     ) -> int:
         """Read a block, or a range of it, into the caller's buffers."""
-        future = await _in_thread(
-            self._store.submit_read_into, key, out, offset=offset, nbytes=nbytes, timeout=timeout
-        )
-        return await _outcome_of(future)
+        pending = self._store._pending_read(key, out, offset, nbytes, timeout)  # noqa: SLF001
+        got: int = await self._outcome_of(pending, timeout)
+        return got
 
     async def read_block(
         self, key: str, *, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
@@ -67,7 +73,7 @@ class AsyncStore:
         timeout: float | None = None,
     ) -> list[BlockResult]:
         """Write (key, data) pairs; a result each, in order."""
-        return await _in_thread(
+        return await _to_its_end(
             self._store.write_blocks, items, if_exists=if_exists, timeout=timeout
         )
 
@@ -75,7 +81,7 @@ class AsyncStore:
         self, items: Iterable[tuple[str, Data]], *, timeout: float | None = None
     ) -> list[BlockResult]:
         """Read whole blocks into (key, out) pairs; a result each, in order."""
-        return await _in_thread(self._store.read_blocks_into, items, timeout=timeout)
+        return await _to_its_end(self._store.read_blocks_into, items, timeout=timeout)
 
     async def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
         """Describe a block by its trailer."""
@@ -140,6 +146,20 @@ class AsyncStore:
     ) -> None:
         await self.close()
 
+    async def _outcome_of(self, pending: Pending, timeout: float | None) -> Any:
+        """Queue a call, and give it up where the task is cancelled, queued or not."""
+        import asyncio
+
+        calls = self._store._calls  # noqa: SLF001
+        future = asyncio.wrap_future(pending.future)
+        asyncio.get_running_loop().run_in_executor(None, _begin, calls, pending, timeout)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not pending.future.cancel():
+                await _ended(future)
+            raise
+
 
 def _take(keys: Iterator[str]) -> list[str]:
     return list(islice(keys, _LIST_CHUNK))
@@ -151,7 +171,30 @@ async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     return await asyncio.to_thread(call, *args, **kwargs)
 
 
-async def _outcome_of(future: Future[T]) -> T:
+async def _to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Make a call that uses its caller's memory: a task that is cancelled waits for it."""
     import asyncio
 
-    return await asyncio.wrap_future(future)
+    running = asyncio.get_running_loop().run_in_executor(None, partial(call, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await _ended(running)
+        raise
+
+
+def _begin(calls: Calls, pending: Pending, timeout: float | None) -> None:
+    try:
+        calls.submit(pending, timeout)
+    except KvioError as exc:
+        pending.refuse(exc)
+
+
+async def _ended(future: asyncio.Future[Any]) -> None:
+    import asyncio
+
+    while not future.done():
+        with suppress(asyncio.CancelledError):  # once is enough
+            await asyncio.wait([future])
+    if not future.cancelled():
+        future.exception()  # nobody else looks at it

@@ -174,14 +174,14 @@ def _start(
         target = group._replace(parts=[(buffers.aligned(nbytes),) for nbytes in group.sizes])
         deliver = partial(_deliver, group, target)
     try:
-        return calls.start(
-            lambda cancel: work(target, cancel),
+        pending = Pending(
+            partial(work, target),
             nbytes=sum(group.sizes),
             read=read,
-            timeout=max(0.0, deadline - time.monotonic()),
             describe=f"a group of {len(group.keys)} blocks",
             deliver=deliver,
         )
+        return calls.start(pending, max(0.0, deadline - time.monotonic()))
     except StorageTimeoutError as exc:
         return exc
 

@@ -69,19 +69,56 @@ def _listed(items: Iterator[T], _: Cancellation | None) -> list[T]:
 
 
 class Pending:
-    """One call on the I/O threads, and the race between its work and its deadline."""
+    """One call on the I/O threads, and the race between its work and its deadline.
+
+    Args:
+        work: what is done, unless it is given up before.
+        nbytes: what it holds of the queue.
+        read: it goes before writes.
+        describe: what an error calls it.
+        deliver: turns its result into the future's, if it is in time.
+        ended: is told how it ended before anybody who waits, unless the future was cancelled.
+        holding: the work fills its caller's memory: once begun it cannot be cancelled.
+    """
 
     def __init__(
-        self, describe: str, deliver: Callable[[Any], Any] | None, ended: Ended | None
+        self,
+        work: Callable[[Cancellation | None], Any],
+        *,
+        nbytes: int = 0,
+        read: bool = True,
+        describe: str = "the call",
+        deliver: Callable[[Any], Any] | None = None,
+        ended: Ended | None = None,
+        holding: bool = False,
     ) -> None:
         self.future: Future[Any] = Future()
         self.cancel = Cancellation()
+        self.nbytes = nbytes
+        self.read = read
         self.job: Job | None = None
+        self._work: Callable[[Cancellation | None], Any] | None = work
         self._describe = describe
         self._deliver = deliver
         self._ended = ended
+        self._holding = holding
         self._lock = threading.Lock()
         self._over = False
+        self._claimed: bool | None = None
+
+    def run(self) -> Any:
+        """Do the work, unless it was given up before."""
+        work, self._work = self._work, None  # a future that is kept must not keep the bytes
+        if work is None or self._over or (self._holding and not self._claim()):
+            return None
+        return work(self.cancel)
+
+    def _claim(self) -> bool:
+        """Let nobody cancel the future any more; False if somebody has."""
+        with self._lock:
+            if self._claimed is None:
+                self._claimed = self.future.set_running_or_notify_cancel()
+            return self._claimed
 
     def _win(self) -> bool:
         with self._lock:
@@ -95,8 +132,8 @@ class Pending:
         deliver, self._deliver = self._deliver, None
         if inner.cancelled():
             self.future.cancel()
-            self.future.set_running_or_notify_cancel()
-        elif self.future.set_running_or_notify_cancel():
+            self._claim()
+        elif self._claim():
             error = inner.exception()
             if error is not None:
                 self._fail(error)
@@ -122,7 +159,7 @@ class Pending:
         """Give up, unless the work was first."""
         if not self._win():
             return False
-        self._deliver = None
+        self._deliver = self._work = None
         self.cancel.request()
         if self.job is not None:
             executor.abandon(self.job, self._tell_late)
@@ -130,8 +167,13 @@ class Pending:
             self._tell_late()
         return True
 
+    def refuse(self, error: BaseException) -> None:
+        """End it before it was queued."""
+        if self._win() and self._claim():
+            self._fail(error)
+
     def _tell_late(self) -> None:
-        if self.future.set_running_or_notify_cancel():
+        if self._claim():
             said = f"{self._describe} did not end in time"
             self._fail(StorageTimeoutError(said, errno=errno.ETIMEDOUT))
 
@@ -202,10 +244,8 @@ class Calls:
             with self:
                 return work(None)
         deadline = time.monotonic() + limit
-        pending = self.start(
-            work, nbytes=nbytes, read=read, timeout=limit, describe=describe, deliver=deliver
-        )
-        result: T = self.wait(pending, deadline)
+        pending = Pending(work, nbytes=nbytes, read=read, describe=describe, deliver=deliver)
+        result: T = self.wait(self.start(pending, limit), deadline)
         return result
 
     def each(self, items: Iterator[T], *, timeout: float | None, describe: str) -> Iterator[T]:
@@ -226,26 +266,17 @@ class Calls:
             if len(some) < step:
                 return
 
-    def start(
-        self,
-        work: Callable[[Cancellation | None], Any],
-        *,
-        nbytes: int,
-        read: bool,
-        timeout: float | None,
-        describe: str = "the call",
-        deliver: Callable[[Any], Any] | None = None,
-        ended: Ended | None = None,
-    ) -> Pending:
-        """Queue *work*; *deliver* turns its result into the future's, if it is in time.
+    def start(self, pending: Pending, timeout: float | None) -> Pending:
+        """Queue a call, waiting for room.
 
-        *ended* is told before anybody who waits for the future, unless that was cancelled.
+        Raises:
+            StorageTimeoutError: there was none in time.
+            StoreClosedError: the store is closed.
         """
-        pending = Pending(describe, deliver, ended)
         deadline = None if timeout is None else time.monotonic() + timeout
         with self:
             job = self.executor.submit(
-                lambda: work(pending.cancel), nbytes=nbytes, read=read, deadline=deadline
+                pending.run, nbytes=pending.nbytes, read=pending.read, deadline=deadline
             )
         pending.job = job
         job.future.add_done_callback(pending.finish)
@@ -261,29 +292,11 @@ class Calls:
             pending.expire(self.executor)
         return pending.future.result()
 
-    def submit(
-        self,
-        work: Callable[[Cancellation | None], Any],
-        *,
-        nbytes: int,
-        read: bool,
-        timeout: float | None,
-        describe: str,
-        deliver: Callable[[Any], Any] | None = None,
-        ended: Ended | None = None,
-    ) -> Future[Any]:
-        """Queue *work* and return its future, which a watchdog ends at the deadline."""
+    def submit(self, pending: Pending, timeout: float | None) -> Future[Any]:
+        """Queue a call and return its future, which a watchdog ends at the deadline."""
         limit = self.limit(timeout)
-        pending = self.start(
-            work,
-            nbytes=nbytes,
-            read=read,
-            timeout=limit,
-            describe=describe,
-            deliver=deliver,
-            ended=ended,
-        )
         pending.future.add_done_callback(lambda future: self._cancelled(future, pending))
+        self.start(pending, limit)
         if limit is not None:
             self._deadlines.watch(pending, time.monotonic() + limit)
         return pending.future

@@ -10,7 +10,7 @@ from typing import Any, Self
 from kvio import batches, buffers, forks, reads
 from kvio.abc import Backend
 from kvio.buffers import Data
-from kvio.calls import Calls, Settings
+from kvio.calls import Calls, Pending, Settings
 from kvio.counters import Counters
 from kvio.errors import (
     BlockNotFoundError,
@@ -204,15 +204,17 @@ class Store:
 
         Blocks while the queue holds more than ``max_queued_bytes``.
         """
+        return self._calls.submit(self._pending_write(key, data, if_exists), timeout)
+
+    def _pending_write(self, key: str, data: Data, if_exists: IfExists) -> Pending:
         check_key(key)
         check_if_exists(if_exists)
         parts = buffers.as_parts(data)
         write = partial(self._backend.write_block, key, parts, if_exists=if_exists)
-        return self._calls.submit(
+        return Pending(
             lambda cancel: write(cancel=cancel),
             nbytes=buffers.total_bytes(parts),
             read=False,
-            timeout=timeout,
             describe="the write",
             ended=self._counters.write_ended,
         )
@@ -226,20 +228,25 @@ class Store:
         nbytes: int | None = None,
         timeout: float | None = None,
     ) -> Future[int]:
-        """Queue a `read_block_into`; queued reads go before queued writes."""
+        """Queue a `read_block_into`; queued reads go before queued writes.
+
+        Without a timeout it cannot be cancelled once it has begun: it fills *out*.
+        """
+        return self._calls.submit(self._pending_read(key, out, offset, nbytes, timeout), timeout)
+
+    def _pending_read(
+        self, key: str, out: Data, offset: int, nbytes: int | None, timeout: float | None
+    ) -> Pending:
         parts = reads.target(key, out, offset, nbytes)
-        limit = self._calls.limit(timeout)
-        work, deliver = reads.into(
-            self._backend, key, parts, offset, nbytes, private=limit is not None
-        )
-        return self._calls.submit(
+        private = self._calls.limit(timeout) is not None
+        work, deliver = reads.into(self._backend, key, parts, offset, nbytes, private=private)
+        return Pending(
             work,
             nbytes=buffers.total_bytes(parts),
-            read=True,
-            timeout=timeout,
             describe="the read",
             deliver=deliver,
             ended=self._counters.read_ended,
+            holding=not private,
         )
 
     def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
@@ -358,9 +365,7 @@ class Store:
                 raise StorageTimeoutError("submitted work did not end in time")
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Finish what was submitted, then close; later calls raise `StoreClosedError`.
-
-        Only the first to close does; others return at once.
+        """Finish what was submitted, then close, once; later calls raise `StoreClosedError`.
 
         Raises:
             StorageTimeoutError: after *timeout* seconds calls were still running; what was only

@@ -17,6 +17,7 @@ from kvio.errors import (
     BlockSizeError,
     ConfigError,
     CorruptBlockError,
+    StorageTimeoutError,
     UnsupportedError,
 )
 from kvio.types import (
@@ -87,6 +88,8 @@ class MemoryBackend(Backend):
         self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> Receipt:
         data = b"".join(parts)
+        if cancel is not None and cancel.requested:  # by now they may be somebody else's bytes
+            raise StorageTimeoutError(f"the write of {key!r} was given up", key=key)
         block = _Block(data, crc32c(data) if self._checksum else None, time.time_ns())
         with self._lock:
             standing = self._blocks.get(key)
