@@ -11,9 +11,8 @@ from functools import partial
 import pytest
 
 from kvio.errors import StorageTimeoutError, StoreClosedError
-from kvio.executor import MOST_STUCK, Executor, Job
-
-LONG_S = 60.0
+from kvio.executor import MOST_STUCK, Executor
+from tests.occupied import LONG_S, occupy, put
 
 
 @pytest.fixture
@@ -22,25 +21,6 @@ def gate() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
-
-
-def occupy(executor: Executor, gate: threading.Event, nbytes: int = 0) -> Job:
-    """Put one thread of the executor into a call that returns when the gate opens."""
-    entered = threading.Event()
-
-    def wait() -> str:
-        entered.set()
-        assert gate.wait(LONG_S)
-        return "late"
-
-    job = executor.submit(wait, nbytes=nbytes, read=False)
-    assert entered.wait(LONG_S)
-    return job
-
-
-def put(executor: Executor, order: list[str], name: str, *, read: bool, nbytes: int = 0) -> Job:
-    """Queue a job that notes its name."""
-    return executor.submit(partial(order.append, name), nbytes=nbytes, read=read)
 
 
 def test_queued_reads_run_before_queued_writes(gate: threading.Event) -> None:
@@ -193,6 +173,7 @@ def test_a_stuck_thread_is_quarantined_and_replaced(gate: threading.Event) -> No
     assert executor.drain(timeout=0.0) in (True, False)
     gate.set()
     thread.join(LONG_S)
+    assert executor.drain(timeout=LONG_S)
     assert executor.quarantined == 0
     assert executor.queued_bytes == 0
     assert executor.submit(lambda: "last", nbytes=1, read=True).future.result(LONG_S) == "last"
@@ -274,101 +255,6 @@ def test_abandoning_a_call_frees_the_threads_that_help_it(gate: threading.Event)
     assert executor.close(timeout=LONG_S)
 
 
-def test_close_finishes_what_is_queued(gate: threading.Event) -> None:
-    """Closing waits for queued work, refuses new work, and leaves no thread."""
-    executor = Executor(threads=2, max_queued_bytes=1000)
-    occupy(executor, gate)
-    order: list[str] = []
-    jobs = [put(executor, order, str(n), read=False) for n in range(30)]
-    gate.set()
-
-    assert executor.close()
-    assert len(order) == 30
-    assert all(job.future.done() for job in jobs)
-    with pytest.raises(StoreClosedError):
-        executor.submit(lambda: None, nbytes=0, read=True)
-
-
-def test_close_finishes_what_is_queued_behind_a_stuck_call(gate: threading.Event) -> None:
-    """A thread that takes the place of a stuck one while close waits is waited for as well."""
-    executor = Executor(threads=1, max_queued_bytes=1000)
-    stuck = occupy(executor, gate)
-    second, entered = threading.Event(), threading.Event()
-
-    def slow() -> str:
-        entered.set()
-        assert second.wait(LONG_S)
-        return "slow"
-
-    slower = executor.submit(slow, nbytes=0, read=False)
-    last = executor.submit(lambda: "last", nbytes=0, read=False)
-    ended: list[bool] = []
-    closer = threading.Thread(target=lambda: ended.append(executor.close()))
-    closer.start()
-    while not executor._closed:
-        pass
-    executor.abandon(stuck)
-    assert entered.wait(LONG_S)
-    gate.set()
-    assert stuck.future.result(LONG_S) == "late"
-    closer.join(0.2)
-    assert not ended, "it did not wait for the thread that took over"
-    second.set()
-    closer.join(LONG_S)
-
-    assert ended == [True]
-    assert (slower.future.result(0), last.future.result(0)) == ("slow", "last")
-
-
-def test_close_does_not_wait_for_what_is_given_up_meanwhile(gate: threading.Event) -> None:
-    """Without a timeout of its own it ends when the last call is given up, and says so."""
-    executor = Executor(threads=1, max_queued_bytes=1000)
-    stuck = occupy(executor, gate)
-    ended: list[bool] = []
-    closer = threading.Thread(target=lambda: ended.append(executor.close()), daemon=True)
-    closer.start()
-    while not executor._closed:
-        pass
-    executor.abandon(stuck)
-    closer.join(LONG_S)
-
-    assert ended == [False]
-
-
-def test_what_is_given_up_is_told_before_drain_ends(gate: threading.Event) -> None:
-    """`drain` and `close` wait for whoever tells it, and not for the call itself."""
-    executor = Executor(threads=1, max_queued_bytes=1000)
-    stuck, telling, told = occupy(executor, gate), threading.Event(), threading.Event()
-
-    def tell() -> None:
-        assert executor.drain(timeout=LONG_S), "it waited for itself"
-        telling.set()
-        assert told.wait(LONG_S)
-
-    teller = threading.Thread(target=lambda: executor.abandon(stuck, tell))
-    teller.start()
-    assert telling.wait(LONG_S)
-    assert not executor.drain(timeout=0.0)
-    assert not executor.close(timeout=0.0)
-    told.set()
-    teller.join(LONG_S)
-    assert executor.drain(timeout=LONG_S)
-
-
-def test_close_with_stuck_work_cancels_what_waits(gate: threading.Event) -> None:
-    """When the time is over, queued futures are cancelled, and close says that it gave up."""
-    executor = Executor(threads=1, max_queued_bytes=1000)
-    stuck = occupy(executor, gate)
-    order: list[str] = []
-    queued = put(executor, order, "never", read=False)
-
-    assert not executor.close(timeout=0.0)
-    assert queued.future.cancelled()
-    gate.set()
-    assert stuck.future.result(LONG_S) == "late"
-    assert order == []
-
-
 def test_an_exception_of_a_job_is_its_futures() -> None:
     """Whatever a job raises reaches its future, and the thread goes on."""
     executor = Executor(threads=1, max_queued_bytes=100)
@@ -390,11 +276,11 @@ def test_threads_that_are_stuck_have_a_bound(gate: threading.Event) -> None:
     executor = Executor(threads=1, max_queued_bytes=100)
     for _ in range(MOST_STUCK):
         executor.abandon(occupy(executor, gate))
-    before = threading.active_count()
+    before = set(threading.enumerate())
 
     waiting = executor.submit(lambda: "at last", nbytes=1, read=True)
     assert executor.quarantined == MOST_STUCK
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
     assert not waiting.future.done()
     gate.set()
     assert waiting.future.result(LONG_S) == "at last"

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -151,7 +152,9 @@ def test_nothing_of_a_run_that_is_ended_goes_on(
 
     with pytest.raises(ending):
         run_dlio([*_tiny(tmp_path), *phase, endless], work=tmp_path, ranks=ranks, timeout_s=4.0)
-    assert _processes_that_name(tmp_path) == []
+    ends = time.monotonic() + 30.0  # one that was killed is there until the kernel is done
+    while left := _processes_that_name(tmp_path):
+        assert time.monotonic() < ends, left
 
 
 @needs_dlio

@@ -87,11 +87,12 @@ def test_a_write_that_fails_is_told_and_no_block_is_found(
     engine: Contender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`StorageError`, though LMCache itself tells nobody; the next block is stored."""
-    monkeypatch.setattr(engines, "_PATIENCE_S", 0.05)
     source, _ = _blocks()
     with _opened(engine, tmp_path) as offloader:
-        with _no_file_above(BLOCK_NBYTES - 1), pytest.raises(kvio.StorageError):
-            offloader.offload(_items(source[:1]))
+        with monkeypatch.context() as patch, _no_file_above(BLOCK_NBYTES - 1):
+            patch.setattr(engines, "_PATIENCE_S", 1.0)
+            with pytest.raises(kvio.StorageError):
+                offloader.offload(_items(source[:1]))
         found = offloader.count_leading([source[0].key])
         offloader.offload(_items(source[1:2]))
 

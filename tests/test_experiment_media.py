@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,9 @@ def clean(disk: Path) -> Iterator[Path]:
     yield root
 
     assert str(root) not in Path("/proc/self/mountinfo").read_text()
+    pause, deadline = threading.Event(), time.monotonic() + 10.0
+    while str(root) in _loops() and time.monotonic() < deadline:
+        pause.wait(0.02)  # the kernel gives a device back some time after its mount
     assert str(root) not in _loops()
     assert list(root.iterdir()) == []
 
@@ -52,7 +58,11 @@ def clean(disk: Path) -> Iterator[Path]:
 def _loops() -> str:
     """List what loop devices are made of, by the kernel's own files."""
     files = Path("/sys/block").glob("loop*/loop/backing_file")
-    return "".join(path.read_text() for path in files)
+    found = []
+    for path in files:
+        with contextlib.suppress(OSError):  # the device was given back meanwhile
+            found.append(path.read_text())
+    return "".join(found)
 
 
 def _limits(root: Path, **changes: Any) -> Limits:

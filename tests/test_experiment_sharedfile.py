@@ -55,7 +55,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, disk_parent: Path) -> Path:
     results = tmp_path_factory.mktemp("results")
     with tempfile.TemporaryDirectory(prefix="kvio-test-", dir=disk_parent) as root:
         where = ("--root", root, "--results", results, "--max-bytes", "4MiB", "--shapes", "ior")
-        done = run_command(*where, "--writers", "2", "--rounds", "2")
+        done = run_command(*where, "--writers", "2", "--rounds", "2", "--budget", "1h")
         assert done.returncode == 0, done.stderr
         assert os.listdir(root) == []
     (results / "said").write_text(done.stdout)

@@ -48,7 +48,7 @@ def run_small(root: Path, results: Path, **options: Any) -> int:
 
 
 def children() -> list[int]:
-    """List the processes that this one began."""
+    """List the processes that this one began, the youngest last."""
     tasks = Path("/proc/self/task")
     return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
 
@@ -133,7 +133,8 @@ def test_a_process_that_dies_is_a_named_line(
 
     def say(_: Progress, step: str) -> None:
         if "shared buffered" in step:
-            os.kill(max(set(children()) - before), signal.SIGKILL)
+            youngest = [pid for pid in children() if pid not in before][-1]
+            os.kill(youngest, signal.SIGKILL)
 
     monkeypatch.setattr(Progress, "say", say)
     names = ["python buffered", "shared buffered", "files posix-tmpfile"]

@@ -66,7 +66,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, disk_parent: Path) -> Path:
     """Run it once by its command: every contender, two ranks, two sizes, two rounds."""
     results = tmp_path_factory.mktemp("results")
     with tempfile.TemporaryDirectory(prefix="kvio-test-", dir=disk_parent) as root:
-        where = ("--root", root, "--results", results, "--max-bytes", "2MiB")
+        where = ("--root", root, "--results", results, "--max-bytes", "2MiB", "--budget", "1h")
         done = run_command(*where, "--ranks", "2", "--sizes", "64KiB,1MiB", "--rounds", "2")
         assert done.returncode == 0, done.stderr
         assert os.listdir(root) == []
@@ -156,7 +156,7 @@ def test_a_sample_counts_all_blocks_of_all_ranks(ran: Path) -> None:
             safe = "durable_s" in sample["facts"]
             assert safe is (sample["contender"] != MEMCPY)
         took_s = sample["facts"].get("settled_s", sample["wall_s"])
-        assert 0 <= sample["facts"]["cpu_s"] <= (os.cpu_count() or 1) * took_s + 0.05
+        assert 0 <= sample["facts"]["cpu_s"] <= (os.cpu_count() or 1) * took_s + 0.5
 
 
 def test_the_tables_follow_from_the_samples(ran: Path) -> None:
@@ -307,7 +307,7 @@ def test_ranks_share_what_a_turn_may_write(ranks: int, nbytes: int, count: int) 
 
 
 def children() -> list[int]:
-    """List the processes that this one began."""
+    """List the processes that this one began, the youngest last."""
     tasks = Path("/proc/self/task")
     return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
 
@@ -321,7 +321,7 @@ def test_a_rank_that_dies_is_a_named_line(
 
     def say(_: Progress, step: str) -> None:
         if "tier tmpfile" in step:
-            youngest = max(set(children()) - before)
+            youngest = [pid for pid in children() if pid not in before][-1]
             os.kill(youngest, signal.SIGKILL)
         steps.append(step)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +21,9 @@ _MAKERS: dict[str, tuple[list[str], int]] = {
     "xfs": (["mkfs.xfs", "-q", "-f"], 300),
     "btrfs": (["mkfs.btrfs", "-q", "-f", "--mixed"], 64),
 }
+#: How long room that was given up may need to be free: xfs frees inodes behind one's back.
+_BACK_S = 10.0
+_libc = ctypes.CDLL(None, use_errno=True)
 _PACKAGES = {"ext4": "e2fsprogs", "xfs": "xfsprogs", "btrfs": "btrfs-progs"}
 
 
@@ -71,3 +76,29 @@ def _root_below(mountpoint: Path) -> Path:
     root = mountpoint / "root"
     root.mkdir(mode=0o700)
     return root
+
+
+def free_bytes(path: Path) -> int:
+    """Tell how much room a file system has, once it has written what it still had to.
+
+    Xfs frees inodes behind one's back, so it is asked more than once.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return max(_free_bytes(fd) for _ in range(5))
+    finally:
+        os.close(fd)
+
+
+def _free_bytes(fd: int) -> int:
+    _libc.syncfs(fd)
+    info = os.fstatvfs(fd)
+    return info.f_bfree * info.f_frsize
+
+
+def lost_bytes(before: int, free: Callable[[], int], slack: int) -> int:
+    """Tell how much room does not come back; what is more than *slack* is waited for."""
+    deadline = time.monotonic() + _BACK_S
+    while (lost := before - free()) > slack and time.monotonic() < deadline:
+        pass
+    return lost

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,8 +65,7 @@ def test_memory_is_not_durable() -> None:
     shm = Path("/dev/shm")
     if not shm.is_dir() or not os.access(shm, os.W_OK):
         pytest.skip("needs a tmpfs on /dev/shm")
-    root = shm / f"kvio-test-{os.getpid()}"
-    root.mkdir(mode=0o700)
+    root = Path(tempfile.mkdtemp(prefix="kvio-test-", dir=shm))
     try:
         with pytest.raises(kvio.UnsupportedError, match="tmpfs is memory"):
             kvio.open_store("posix-tmpfile", root=root, durability="durable")

@@ -47,19 +47,11 @@ def small(request: pytest.FixtureRequest, disk_path: Path) -> Iterator[Path]:
 
 def fill(root: Path, *, leave: int) -> None:
     """Take most of a file system's room with one file."""
-    free = free_bytes(root)
+    info = os.statvfs(root)
+    free = info.f_bavail * info.f_frsize
     if free > leave:
         with open(root.parent / "filler", "wb") as filler:
             os.posix_fallocate(filler.fileno(), 0, free - leave)
-
-
-def free_bytes(root: Path) -> int:
-    """Tell how much room the file system says it has, when everything is written."""
-    fd = os.open(root, os.O_RDONLY)
-    os.sync()
-    info = os.fstatvfs(fd)
-    os.close(fd)
-    return info.f_bavail * info.f_frsize
 
 
 def fill_with_blocks(store: kvio.Store) -> tuple[list[str], kvio.StorageError]:
@@ -87,7 +79,7 @@ def test_a_full_device_fails_typed_and_gives_its_space_back(small: Path, backend
     with store:
         store.write_block("first", b"x" * BLOCK)
         store.delete_block("first")
-        before = free_bytes(small)
+        before = mounts.free_bytes(small)
         stored, failure = fill_with_blocks(store)
 
         assert type(failure) is kvio.StorageFullError
@@ -106,8 +98,7 @@ def test_a_full_device_fails_typed_and_gives_its_space_back(small: Path, backend
         assert not faultlab.temporaries(small)
 
         assert all(result.ok for result in store.delete_blocks(stored))
-        # xfs frees inodes behind one's back: ask again until it has.
-        lost = min(before - free_bytes(small) for _ in range(100))
+        lost = mounts.lost_bytes(before, lambda: mounts.free_bytes(small), 16 * BLOCK)
         assert lost <= 16 * BLOCK, f"{lost} bytes did not come back"
         assert store.write_block("after", b"y" * BLOCK).nbytes == BLOCK
 

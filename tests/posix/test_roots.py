@@ -34,8 +34,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def public(disk_parent: Path) -> Iterator[Path]:
     """A directory that every user may pass through, as pytest's own are not."""
-    path = disk_parent / f"kvio-test-public-{os.getpid()}"
-    path.mkdir()
+    path = Path(tempfile.mkdtemp(prefix="kvio-test-public-", dir=disk_parent))
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
@@ -277,9 +276,9 @@ def test_hostile_keys_touch_nothing(tmp_path: Path, layout: Literal["block", "pl
 def test_a_key_is_refused_or_stays_inside(key: str) -> None:
     """Whatever the text: an InvalidKeyError, or one file below the root and nothing else."""
     for layout in ("block", "plain"):
-        work = Path(tempfile.gettempdir(), f"kvio-keys-{os.getpid()}")
+        work = Path(tempfile.mkdtemp(prefix="kvio-keys-"))
         root = work / "root"
-        root.mkdir(mode=0o700, parents=True)
+        root.mkdir(mode=0o700)
         try:
             with kvio.open_store("posix-tmpfile", root=root, layout=layout) as store:
                 try:

@@ -1,6 +1,6 @@
 """What comes of every verb, found out in a process of its own and printed as JSON.
 
-For a library that knows one server in a process: ``python -m tests.s3.alone LIBRARY hasty WORD…``.
+For a library that knows one server in a process: ``python -m tests.s3.alone LIBRARY brisk WORD…``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import kvio
 from tests.s3.failing import (
+    BRISK,
     BUCKET,
-    HASTY,
     LARGE,
     PATIENT,
     READING,
@@ -87,8 +87,8 @@ def healing(library: str, *words: str) -> Mapping[str, Any]:
 def main(library: str, what: str, *words: str) -> None:
     """Print what was found out."""
     match what:
-        case "hasty" | "patient":
-            told = outcomes(library, HASTY if what == "hasty" else PATIENT, *words)
+        case "brisk" | "patient":
+            told = outcomes(library, BRISK if what == "brisk" else PATIENT, *words)
         case "uploads":
             told = uploads(library, *words)
         case _:

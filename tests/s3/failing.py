@@ -32,9 +32,11 @@ SMALL: Final = bytes(range(250)) * 20
 #: Two parts, the first as small as S3 lets it be.
 PART_BYTES: Final = 5 * MiB
 LARGE: Final = bytes(range(256)) * (PART_BYTES // 256 + 800)
-#: Nothing that works takes so long; what hangs is given up after it.
+#: Nothing that works takes so long; what hangs is given up after it, where need be sooner. With
+#: the hasty ones a busy machine may fail to open a store.
 PATIENT: Final = {"connect_timeout_s": 20.0, "read_timeout_s": 20.0, "request_timeout_s": 60.0}
 HASTY: Final = {"connect_timeout_s": 1.0, "read_timeout_s": 1.0, "request_timeout_s": 1.6}
+BRISK: Final = {"connect_timeout_s": 3.0, "read_timeout_s": 3.0, "request_timeout_s": 4.0}
 
 Verb: TypeAlias = Callable[[kvio.Store, str], object]
 

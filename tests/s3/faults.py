@@ -34,7 +34,7 @@ OPERATIONS: Final[Mapping[str, frozenset[str]]] = {
     "abort": frozenset({"AbortMultipartUpload"}),
 }
 #: Seconds between two bytes of ``slowdrip``: no timeout of a single read ever ends it.
-DRIP_S: Final = 0.05
+DRIP_S: Final = 0.1
 #: What ``slowtake`` takes of a body before it rests again, and how long it rests.
 SIP_NBYTES: Final = 64 << 10
 SIP_S: Final = 0.02
@@ -124,10 +124,11 @@ DEAFNESS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def _flip(response: Response) -> Response:
     """Flip one bit in the middle, and say nothing that tells."""
-    middle = len(response.body) // 2
-    flipped = bytes(byte ^ (at == middle) for at, byte in enumerate(response.body))
+    flipped = bytearray(response.body)
+    if flipped:
+        flipped[len(flipped) // 2] ^= 1
     kept = {k: v for k, v in response.headers.items() if not k.startswith("x-amz-checksum-")}
-    return replace(response, headers=kept, body=flipped)
+    return replace(response, headers=kept, body=bytes(flipped))
 
 
 def _flip_and_tell(response: Response) -> Response:

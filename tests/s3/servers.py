@@ -18,7 +18,6 @@ import re
 import secrets
 import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 REGION = "us-east-1"
 S3MEM = Path(__file__).parents[2] / "benchmarks" / "s3mem" / "server.py"
@@ -332,7 +330,7 @@ class _Starting:
             return f"http://{said[0]}" if said else None
         scheme = "https" if self.certificate else "http"
         url = f"{scheme}://127.0.0.1:{port}"
-        return url if answers(url) else None
+        return url if answers(self.endpoint(url)) else None
 
     def _said(self) -> str:
         return (self.scratch / "log").read_text(errors="replace")[-4000:]
@@ -350,30 +348,20 @@ if os.getppid() == parent:
 
 def free_port() -> int:
     """Name a loopback port that nobody listens on; somebody else may take it any moment."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)  # the kernel gives nobody one of these unasked
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
-def answers(url: str) -> bool:
-    """Tell whether a server is ready; one that still starts says 503."""
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        untrusted = ssl._create_unverified_context()
-        connection = http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=2, context=untrusted
-        )
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=2)
+def answers(endpoint: Endpoint) -> bool:
+    """Tell whether a server is ready, and is not somebody else's: those know other keys."""
+    from tests.s3.rawsig import RawS3  # it imports this module
+
     try:
-        connection.request("GET", "/")
-        return connection.getresponse().status < 500
+        return RawS3(endpoint, timeout_s=10.0).request("GET", "/").status == 200
     except (OSError, http.client.HTTPException):
         return False
-    finally:
-        connection.close()
 
 
 def main(names: list[str]) -> None:

@@ -88,6 +88,7 @@ def test_a_call_that_does_not_end_in_time_is_given_up_with_its_thread() -> None:
         companions.make(hang)
     assert caught.value.condition is Condition.TIMEOUT
     (stuck,) = threads() - before
+    companions._timeout_s = LONG_S
     assert companions.make(lambda: threading.get_ident() not in idents)
     companions.close()
     end.set()
@@ -186,7 +187,10 @@ import sys, threading
 from kvio.s3.companions import Companions
 from kvio.s3.conditions import Refused
 
+printed = threading.Event()
+
 def slow():
+    printed.wait()
     threading.Event().wait(0.3)
     print("back", flush=True)
 
@@ -194,6 +198,7 @@ try:
     Companions(0.01).make(slow)
 except Refused:
     print("given up", flush=True)
+    printed.set()
 """
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=True)

@@ -10,7 +10,7 @@ import pytest
 import kvio
 from kvio.s3.conditions import ERRORS, PASSING, UNDECIDED, Condition
 from tests.s3.failing import (
-    HASTY,
+    BRISK,
     ONE_REQUEST,
     READING,
     REQUESTS_PER_WRITE,
@@ -146,7 +146,7 @@ def test_what_hangs_is_given_up(library: str, word: str, faulty: FaultyServer) -
         del told["list"]
     hanging = [verb for verb, outcome in told.items() if outcome != "good"]
     prepare(faulty, word)
-    store = open_faulty(library, faulty, HASTY)
+    store = open_faulty(library, faulty, BRISK)
 
     found = attempt_all(store, word, hanging)
 

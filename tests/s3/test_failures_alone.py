@@ -16,7 +16,7 @@ from tests.s3.test_failures import HANGING, TABLE, expected
 from tests.s3.test_failures_of_writes import STEPS
 
 LIBRARY: Final = "s3+s3dlio"
-PACES: Final = {"patient": [w for w in TABLE if w not in HANGING], "hasty": list(HANGING)}
+PACES: Final = {"patient": [w for w in TABLE if w not in HANGING], "brisk": list(HANGING)}
 HEALING: Final = (
     *("e500", "e503", "reset", "resetmid", "trunc"),
     *("part-e500", "part-reset", "complete-e500", "completeerror", "lostpart"),
@@ -37,7 +37,7 @@ def found_out(what: str, *words: str) -> Any:
         env=dict(os.environ),
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=200,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]

@@ -12,7 +12,7 @@ import pytest
 
 import kvio
 from kvio import MiB
-from tests.s3.failing import BUCKET, SMALL, honoured, registered
+from tests.s3.failing import BUCKET, PATIENT, SMALL, honoured, registered
 from tests.s3.faulty import FaultyServer
 from tests.s3.libraries import LIBRARIES, open_s3
 from tests.s3.rawsig import RawS3
@@ -58,7 +58,8 @@ def test_a_bucket_that_fails_is_noticed_when_it_is_opened(
     library: str, word: str, faulty: FaultyServer
 ) -> None:
     """Opening asks for the bucket, and what fails there is the error of its condition."""
-    error = refused(library, faulty.endpoint, f"bucket-{word}")
+    limits = {} if word == "hang" else honoured(library, PATIENT)
+    error = refused(library, faulty.endpoint, f"bucket-{word}", limits)
 
     assert type(error) is BUCKETS[word]
     assert f"bucket-{word}" in str(error)
@@ -95,7 +96,10 @@ def test_a_server_that_is_not_there_may_come(library: str, url: str, faulty: Fau
     """Neither a name that nobody knows nor a closed port is for ever: both are transient."""
     error = refused(library, replace(faulty.endpoint, url=url), BUCKET)
 
-    assert type(error) is kvio.TransientStorageError
+    kinds: list[type[kvio.KvioError]] = [kvio.TransientStorageError]
+    if "no-such-host" in url:  # a resolver may take longer than the limits
+        kinds.append(kvio.StorageTimeoutError)
+    assert type(error) in kinds
     assert f"bucket {BUCKET!r}" in str(error)
 
 
@@ -105,7 +109,7 @@ def test_a_server_with_a_trusted_certificate_is_used(
 ) -> None:
     """With its authority in ca_file an https server keeps blocks."""
     registered(library)
-    options = {**honoured(library, LIMITS), "ca_file": str(tls_endpoint.ca_file)}
+    options = {**honoured(library, PATIENT), "ca_file": str(tls_endpoint.ca_file)}
     with open_s3(library, tls_endpoint, tls_bucket, options=options) as store:
         store.write_block("key", SMALL)
 

@@ -12,7 +12,7 @@ import kvio
 from kvio import MiB
 from kvio.types import BlockStatus
 from tests.s3.failing import (
-    HASTY,
+    BRISK,
     LARGE,
     SMALL,
     look,
@@ -27,7 +27,6 @@ from tests.s3.libraries import LIBRARIES
 
 #: In seconds: the library itself waits longer, so that a verb that has ended was given up.
 WAIT: Final = 0.4
-SLOWER: Final = {"connect_timeout_s": 3.0, "read_timeout_s": 3.0, "request_timeout_s": 4.0}
 LONG_S: Final = 60.0
 
 
@@ -71,7 +70,7 @@ def test_every_verb_obeys_its_timeout(library: str, word: str, faulty: FaultySer
     for name in names:
         if not name.startswith("write"):
             place(faulty, f"{word}/{name}/block", SMALL)
-    store = open_faulty(library, faulty, SLOWER)
+    store = open_faulty(library, faulty, BRISK)
 
     def call(name: str) -> str:
         try:
@@ -100,7 +99,7 @@ WAITING_AT_ONCE: Final = ("s3+obstore", "s3+s3dlio")
 @pytest.mark.parametrize("library", [name for name in LIBRARIES if name not in WAITING_AT_ONCE])
 def test_a_slow_line_is_no_silence(library: str, faulty: FaultyServer) -> None:
     """A body that flows, however slowly, breaks no timeout but that of the whole request."""
-    pause = {"connect_timeout_s": 2.0, "read_timeout_s": 2.0, "request_timeout_s": LONG_S}
+    pause = {"connect_timeout_s": 4.0, "read_timeout_s": 4.0, "request_timeout_s": LONG_S}
 
     with open_faulty(library, faulty, {**pause, "part_bytes": 2 * len(HUGE)}) as store:
         store.write_block("slowtake/block", HUGE, if_exists="replace")
@@ -111,10 +110,11 @@ def test_a_slow_line_is_no_silence(library: str, faulty: FaultyServer) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_body_is_given_up_after_the_time_of_a_request(library: str, faulty: FaultyServer) -> None:
     """However well it flows; nothing is visible then, and nothing is asked again."""
-    store = open_faulty(library, faulty, {**HASTY, "part_bytes": 2 * len(HUGE)})
+    data = HUGE * 2
+    store = open_faulty(library, faulty, {**BRISK, "part_bytes": 2 * len(data)})
 
     with pytest.raises(kvio.StorageTimeoutError):
-        store.write_block("slowtake/block", HUGE, if_exists="replace")
+        store.write_block("slowtake/block", data, if_exists="replace")
 
     assert look(faulty, "slowtake/block") is None
     assert retries_made(store) == 0
@@ -126,7 +126,7 @@ def test_a_body_is_given_up_after_the_time_of_a_request(library: str, faulty: Fa
 def test_the_timeout_of_a_store_is_that_of_its_calls(library: str, faulty: FaultyServer) -> None:
     """A call that has none of its own has the store's, and a later call is served."""
     place(faulty, "good/block", SMALL)
-    store = open_faulty(library, faulty, SLOWER, timeout=WAIT)
+    store = open_faulty(library, faulty, BRISK, timeout=WAIT)
 
     with pytest.raises(kvio.StorageTimeoutError):
         store.read_block("hang/block")

@@ -36,7 +36,7 @@ from tests.s3.test_servers import (  # noqa: F401
     test_small_parts_are_refused,
     test_wrong_checksums_are_refused,
 )
-from tests.s3.wire import ask, connect, parse, receive, request
+from tests.s3.wire import ask, connect, parse, receive, request, wait_for_request
 
 BODY = bytes(range(200)) * 5
 
@@ -105,6 +105,7 @@ def test_hanging_ends_when_released(faulty: FaultyServer, word: str, sent: int) 
     faulty.put("b", word, BODY)
     with connect(faulty) as connection:
         connection.sendall(request("GET", f"/b/{word}", {}, b""))
+        wait_for_request(faulty)
         answer = receive(connection, silent_after=sent)
         faulty.release()
         after = receive(connection)
@@ -119,7 +120,10 @@ def test_hanging_ends_when_released(faulty: FaultyServer, word: str, sent: int) 
 def test_hanging_is_released_again_and_again(faulty: FaultyServer) -> None:
     """A request after a release hangs as the first did; a hanging PUT stores nothing."""
     faulty.release()
-    answer = ask(faulty, "PUT", "/b/hang", body=BODY, silent_after=-1)
+    with connect(faulty) as connection:
+        connection.sendall(request("PUT", "/b/hang", {}, BODY))
+        wait_for_request(faulty)
+        answer = receive(connection, silent_after=-1)
 
     assert (answer.status, answer.end) == (None, "silent")
     assert faulty.get("b", "hang") is None
@@ -128,9 +132,10 @@ def test_hanging_is_released_again_and_again(faulty: FaultyServer) -> None:
 
 def test_closing_releases_all(faulty: FaultyServer) -> None:
     """The end of the server ends what hangs and what idles, and no thread stays."""
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with FaultyServer() as server, connect(server) as hanging, connect(server) as idle:
         hanging.sendall(request("GET", "/b/hang", {}, b""))
+        wait_for_request(server)
         idle.sendall(request("GET", "/b/k", {}, b""))
         assert receive(hanging, silent_after=-1).end == "silent"
         assert receive(idle).end == "whole"
@@ -138,7 +143,7 @@ def test_closing_releases_all(faulty: FaultyServer) -> None:
 
         assert receive(hanging).end == "eof"
         assert receive(idle).end == "eof"
-    assert threading.active_count() <= before
+    assert not set(threading.enumerate()) - before
     assert ask(faulty, "GET", "/b/k").status == 404
 
 

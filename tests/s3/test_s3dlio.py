@@ -101,7 +101,7 @@ print(json.dumps(answers))
 def run_alone(
     script: str, *arguments: str, stdin: str = "", **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of its own, with no variable of AWS or s3dlio but those given, for a minute."""
+    """Run a program of its own, with no variable of AWS or s3dlio but those given, to its end."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "S3DLIO_"))}
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
@@ -109,7 +109,7 @@ def run_alone(
         env={**kept, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
 
@@ -122,7 +122,7 @@ def ask(
         "endpoint_url": server.url,
         "access_key": "anyone",
         "secret_key": "anything",
-        "read_timeout_s": 1,
+        "read_timeout_s": 4,
         "retries": 0,
         "part_bytes": 5 << 20,
         **options,

@@ -22,6 +22,7 @@ from tests.s3.failing import (
     BUCKET,
     HASTY,
     HEADED,
+    PATIENT,
     SMALL,
     VERBS,
     honoured,
@@ -64,13 +65,14 @@ def assert_error_is_clean(error: BaseException, where: str) -> None:
 def opened(library: str, server: FaultyServer, bucket: str = BUCKET) -> kvio.Store:
     """Open a store whose credentials are canaries."""
     registered(library)
+    limits = HASTY if bucket == "hang" else PATIENT
     return open_s3(
         library,
         replace(server.endpoint, access_key=ACCESS, secret_key=SECRET),
         bucket,
         prefix="p",
         options=honoured(
-            library, {**HASTY, "retries": 0, "session_token": TOKEN, "conditional": "trust"}
+            library, {**limits, "retries": 0, "session_token": TOKEN, "conditional": "trust"}
         ),
     )
 

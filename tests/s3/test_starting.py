@@ -37,7 +37,7 @@ def test_a_server_goes_with_its_data(s3_endpoint: Endpoint, tmp_path: Path) -> N
             assert list(tmp_path.iterdir())
 
     assert list(tmp_path.iterdir()) == []
-    assert not servers.answers(endpoint.url)
+    assert not servers.answers(endpoint)
 
 
 def test_a_server_dies_with_a_killed_test_run(s3_endpoint: Endpoint, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_server_dies_with_a_killed_test_run(s3_endpoint: Endpoint, tmp_path: P
     script = (
         "from tests.s3 import servers\n"
         f"with servers.serving({startable(s3_endpoint)!r}) as endpoint:\n"
-        "    print(endpoint.url, flush=True)\n"
+        "    print(servers.answers(endpoint), flush=True)\n"
         "    input()\n"
     )
     with subprocess.Popen(
@@ -57,7 +57,7 @@ def test_a_server_dies_with_a_killed_test_run(s3_endpoint: Endpoint, tmp_path: P
         text=True,
     ) as run:
         assert run.stdout is not None
-        assert servers.answers(run.stdout.readline().strip())
+        assert run.stdout.readline() == "True\n"
         [server] = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
         ended = os.pidfd_open(int(server))
         run.kill()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tests.s3.faulty import FaultyServer
 
-#: How long nothing must come to count as silence: too short a time fails no test wrongly.
+#: How long nothing must come, after a request has arrived, to count as silence: too short a time
+#: fails no test wrongly.
 SILENCE_S = 0.2
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -35,6 +38,14 @@ def request(method: str, target: str, headers: Mapping[str, str], body: bytes) -
     lines = {"host": "x", "content-length": str(len(body)), **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"{method} {target} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+def wait_for_request(server: FaultyServer) -> None:
+    """Wait until a request has arrived."""
+    turn, deadline = threading.Event(), time.monotonic() + 20
+    while not server.requests:
+        assert time.monotonic() < deadline, "no request arrived"
+        turn.wait(0.01)
 
 
 def receive(
@@ -81,12 +92,11 @@ def ask(
     *,
     headers: Mapping[str, str] = NO_HEADERS,
     body: bytes = b"",
-    silent_after: int | None = None,
 ) -> Answer:
     """Send one request over a raw socket of its own."""
     with connect(server) as connection:
         connection.sendall(request(method, target, headers, body))
-        return receive(connection, method, silent_after=silent_after)
+        return receive(connection, method)
 
 
 def _says_more(connection: socket.socket) -> bool:

@@ -49,6 +49,7 @@ class TestCpu(DevicePromises):
         with memory.lend(SPANS) as lent:
             assert b"".join(lent) == data
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("keys", "nbytes"), [("k", 32 * KiB), ("kl", 200)], ids=["a block", "small ones"]
     )
@@ -57,7 +58,7 @@ class TestCpu(DevicePromises):
     ) -> None:
         """Given up, with a ring no longer than a block: others go past it all the same."""
         data = {key: noise(nbytes, seed) for seed, key in enumerate(keys)}
-        options = TierOptions(drain_threads=1, timeout=0.2, retries=9)
+        options = TierOptions(drain_threads=1, timeout=1.0, retries=9)
         with open_medium() as store, Hung(store, *data) as hung:
             tier = StagingTier(store, memory, options)
             tier.pause()

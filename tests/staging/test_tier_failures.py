@@ -313,9 +313,10 @@ def test_closing_tells_of_a_lost_race(store: WrappedStore[Medium]) -> None:
     tier.close()
 
 
+@pytest.mark.slow
 def test_a_drain_that_hangs_is_given_up_and_made_again(store: WrappedStore[Medium]) -> None:
     """Its bytes stay reserved until the call that hangs has ended: it may still look at them."""
-    with staged(store, 2 * PAGE, timeout=0.1, retries=3, drain_threads=1) as tier:
+    with staged(store, 2 * PAGE, timeout=1.0, retries=3, drain_threads=1) as tier:
         store.wrapper.hold("k")
         receipt = tier.write_block("k", bytes(2 * PAGE))
         store.wrapper.wait_for("begin", "k", 2)
@@ -328,6 +329,7 @@ def test_a_drain_that_hangs_is_given_up_and_made_again(store: WrappedStore[Mediu
         assert tier.stats().used_bytes in (0, 2 * PAGE)
 
 
+@pytest.mark.slow
 def test_bytes_of_a_call_that_still_hangs_are_not_given_to_others(
     store: WrappedStore[Medium],
 ) -> None:
@@ -341,7 +343,7 @@ def test_bytes_of_a_call_that_still_hangs_are_not_given_to_others(
             assert go.wait(LONG_S)
 
     store.wrapper.on_begin = hang_once
-    with staged(store, 2 * PAGE, timeout=0.2, when_full="raise", drain_threads=1) as tier:
+    with staged(store, 2 * PAGE, timeout=1.0, when_full="raise", drain_threads=1) as tier:
         receipt = tier.write_block("k", b"\1" * (2 * PAGE))
         receipt.wait(timeout=LONG_S)
         with pytest.raises(kvio.StorageFullError):

@@ -11,6 +11,7 @@ import pytest
 import kvio
 from kvio.testing.fakes import WrappedStore
 from kvio.types import MiB
+from kvio.wrappers.staging.daemon.client import DaemonTier
 from tests.staging.medium import LONG_S, SOON_S, Medium, disk_error, open_medium, staged
 
 PAGE = 4096
@@ -367,6 +368,9 @@ def test_memory_that_was_given_back_is_not_resident(store: WrappedStore[Medium])
             return int(file.read().split()[1]) * PAGE
 
     with staged(store, 64 * MiB, populate=True) as tier:
+        if isinstance(tier, DaemonTier):
+            assert tier._mapping is not None
+            tier._mapping.wait(LONG_S)
         before = resident()
         tier.shrink(48 * MiB)
 

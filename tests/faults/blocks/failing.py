@@ -264,7 +264,11 @@ def _staged_once(bench: Bench, outcome: Outcome) -> None:
 
 
 def _hasty(bench: Bench) -> None:
-    """Store the block without a sync: its bytes are in the page cache alone."""
+    """Store the block without a sync: its bytes are in the page cache alone.
+
+    The disk fails before: somebody else's sync of the machine may come at any time.
+    """
+    bench.fail(_ALWAYS)
     with bench.open("visible") as store:
         store.write_block(_KEY, FAILING)
 
@@ -273,7 +277,6 @@ def _kept(bench: Bench, outcome: Outcome) -> None:
     """A block that could not be made durable is not kept by the next write, healed or not."""
     _hasty(bench)
     with bench.open() as store:
-        bench.fail(_ALWAYS)
         _attempt(outcome, lambda: store.write_block(_KEY, FAILING))
         bench.heal()
         assert store.write_block(_KEY, FAILING).level == "durable"
@@ -284,7 +287,6 @@ def _kept_batch(bench: Bench, outcome: Outcome) -> None:
     """Nor by the next batch, of another store."""
     _hasty(bench)
     with bench.open() as store:
-        bench.fail(_ALWAYS)
         (result,) = store.write_blocks([(_KEY, FAILING)])
         bench.heal()
     outcome.error, outcome.errno = type(result.error).__name__, getattr(result.error, "errno", 0)
@@ -297,7 +299,6 @@ def _kept_batch(bench: Bench, outcome: Outcome) -> None:
 def _kept_told(bench: Bench, outcome: Outcome) -> None:
     """Somebody else was told that the disk had failed: the kernel does not tell it twice."""
     _hasty(bench)
-    bench.fail(_ALWAYS)
     fd = os.open(faultlab.file_of(bench.root, _KEY, layout=bench.layout), os.O_RDONLY)
     with pytest.raises(OSError):
         os.fsync(fd)

@@ -20,7 +20,7 @@ import pytest
 import kvio
 from tests.faults.calls.benches import STORES
 from tests.faults.calls.killing import HONEST, VARIANTS
-from tests.faults.calls.test_traced import WATCHED, Injection, check_injected, strangers
+from tests.faults.calls.test_traced import Injection, check_injected, observe, strangers
 from tests.faults.calls.tracing import Traced
 from tests.faults.calls.trial import BROKEN
 from tests.faults.totals import Tally
@@ -104,8 +104,8 @@ def test_a_lie_is_noticed_by_strace(lie: str, shim: Path, disk_path: Path, tally
     try:
         if reason := traced.prepare("write durable"):
             pytest.skip(f"the temporary directory's medium lacks it: {reason}")
-        answer = traced.go("-e", WATCHED)
-        found = strangers("write durable", traced.listed()["write durable"], answer["calls"])
+        answer, listed = observe(traced, "write durable")
+        found = strangers("write durable", listed, answer["calls"])
     finally:
         traced.close()
     caught = any(SEEN_BY_STRACE[lie] in line for line in found)
@@ -125,8 +125,7 @@ def test_a_sync_whose_failure_is_ignored_is_noticed(
     try:
         if reason := traced.prepare(scenario.name):
             pytest.skip(f"the temporary directory's medium lacks it: {reason}")
-        traced.go("-e", WATCHED)
-        needed = traced.listed()[scenario.name]
+        _, needed = observe(traced, scenario.name)
         found, injected = check_injected(scenario, Injection(call, 1, errno.EIO), traced, needed)
     finally:
         traced.close()

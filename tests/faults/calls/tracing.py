@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,7 +89,10 @@ class Traced:
         """Return when every thread is traced."""
         tasks = Path(f"/proc/{self.process.pid}/task")
         while tracer.poll() is None:
-            states = [(task / "status").read_text() for task in tasks.iterdir()]
+            states = []
+            for task in tasks.iterdir():
+                with suppress(FileNotFoundError, ProcessLookupError):  # it may have ended
+                    states.append((task / "status").read_text())
             if all(f"TracerPid:\t{tracer.pid}\n" in state for state in states):
                 return
         assert tracer.stderr is not None

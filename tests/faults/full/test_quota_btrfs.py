@@ -63,8 +63,12 @@ def test_a_quota_that_is_used_up_is_a_full_medium(limited: Path, way: str, tally
         store = story.WAYS[way].open(limited)
     except kvio.UnsupportedError as exc:
         pytest.skip(str(exc))
+
+    def left_bytes() -> int:
+        return _LIMIT_BYTES - used_bytes(limited)
+
     with store:
-        told = story.tell(store, media.HUGE_BYTES, lambda: _LIMIT_BYTES - used_bytes(limited))
+        told = story.tell(store, media.HUGE_BYTES, left_bytes, _SLACK_BYTES)
 
     story.judge(told, limited, layout=story.WAYS[way].layout, numbers=("EDQUOT",))
     assert told["lost room"] <= _SLACK_BYTES

@@ -21,7 +21,7 @@ from typing import Any, Final
 import kvio
 from tests.faults.full import liar, story
 from tests.faults.guest import inside
-from tests.posix import faultlab
+from tests.posix import faultlab, mounts
 
 _SERVED: Final = Path("/mnt/served")
 _MOUNTED: Final = Path("/mnt/nfs")
@@ -54,7 +54,7 @@ def begin(name: str) -> tuple[Path, Path]:
     for directory in (_SERVED / "filler", *_SERVED.glob("root-*")):
         subprocess.run(["rm", "-rf", str(directory)], check=True)
     (_SERVED / f"root-{name}").mkdir(mode=0o700)
-    story.free_bytes(_SERVED)
+    mounts.free_bytes(_SERVED)
     info = os.statvfs(_SERVED)
     with open(_SERVED / "filler", "wb") as filler:
         os.posix_fallocate(filler.fileno(), 0, info.f_bavail * info.f_frsize - _LEAVE_BYTES)
@@ -69,7 +69,7 @@ def settled(server: Path) -> None:
     """
     deadline = time.monotonic() + _LONGEST_S
     while kept := list(server.rglob(".nfs*")) or nameless_bytes() > _SLACK_BYTES:
-        story.free_bytes(_MOUNTED)  # a sync makes the client try
+        mounts.free_bytes(_MOUNTED)  # a sync makes the client try
         told = f"kept: {kept}; open here: {faultlab.open_descriptors()}"
         assert time.monotonic() < deadline, told
 
@@ -92,14 +92,14 @@ def _nameless_at_first() -> int:
 def room(server: Path) -> int:
     """Tell how much room the server has, when all that was removed is gone."""
     settled(server)
-    return story.free_bytes(_SERVED)
+    return mounts.free_bytes(_SERVED)
 
 
 def blocks(way: str) -> int:
     """Tell a story of blocks; judge it where the server has them."""
     client, server = begin(way)
     with story.NFS_WAYS[way].open(client) as store:
-        told = story.tell(store, _HUGE_BYTES, lambda: room(server))
+        told = story.tell(store, _HUGE_BYTES, lambda: room(server), _SLACK_BYTES)
     settled(server)
     layout = story.NFS_WAYS[way].layout
     story.judge(told, server, layout=layout, numbers=("ENOSPC",))
@@ -145,7 +145,7 @@ def lying(way: str, variant: str, library: str) -> bool:
 def shared_file(*, preallocate: bool) -> int:
     """Make a shared file that the server has no room for: none stands, the room comes back."""
     client, server = begin("shared")
-    before = story.free_bytes(_SERVED)
+    before = mounts.free_bytes(_SERVED)
     error: kvio.KvioError | None = None
     try:
         with kvio.SharedFile.create(

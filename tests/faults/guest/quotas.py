@@ -25,7 +25,7 @@ import kvio
 import kvio.sharedfile  # now: the users of the cases may not read where Python is
 from tests.faults.full import story
 from tests.faults.guest import inside
-from tests.posix import children, faultlab
+from tests.posix import children, faultlab, mounts
 
 _LIMIT_KIB: Final = 4096
 _HUGE_BYTES: Final = 6 << 20
@@ -73,7 +73,7 @@ class Quota:
 
     def used(self) -> tuple[int, int]:
         """Tell how many bytes and inodes are in use."""
-        story.free_bytes(self.root)  # everything is written
+        mounts.free_bytes(self.root)  # everything is written
         counted = self._control(_GET, (0,) * 9)
         return counted[2], counted[5]
 
@@ -115,14 +115,15 @@ _SLACK_BYTES: Final = {"ext4": 4096, "xfs": 128 << 10}
 def blocks(quota: Quota, way: str) -> int:
     """Tell a story of blocks and judge it; the room that was lost."""
     quota.start()
+    slack = _SLACK_BYTES[quota.kind]
 
     def work() -> dict[str, Any]:
         with story.WAYS[way].open(quota.root) as store:
-            return story.tell(store, _HUGE_BYTES, quota.left_bytes)
+            return story.tell(store, _HUGE_BYTES, quota.left_bytes, slack)
 
     told = quota.inside(work)
     story.judge(told, quota.root, layout=story.WAYS[way].layout, numbers=(quota.error,))
-    assert told["lost room"] <= _SLACK_BYTES[quota.kind], told["lost room"]
+    assert told["lost room"] <= slack, told["lost room"]
     return len(told["stored"])
 
 

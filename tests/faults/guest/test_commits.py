@@ -11,7 +11,7 @@ from tests.faults.guest.workload import SHARED
 from tests.faults.totals import Tally
 from tests.posix import children
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 _DISK_MIB = 300
 

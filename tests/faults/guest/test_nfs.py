@@ -19,7 +19,7 @@ from tests.faults.sizes import FULL
 from tests.faults.totals import Tally
 from tests.posix import children
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 _PROGRAMS: Final = {
     "rpc.nfsd": "nfs-kernel-server",

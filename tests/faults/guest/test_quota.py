@@ -14,7 +14,7 @@ from tests.faults.sizes import FULL
 from tests.faults.totals import Tally
 from tests.posix import children
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 _CASES = tuple(CASES) if FULL else FEW
 _QUOTA = ("-O", "quota", "-E", "quotatype=usrquota")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -20,8 +21,8 @@ def quick_place(tmp_path: Path) -> Iterator[Path]:
     """Give a fresh directory, in memory where there is one: a reader is tested, not a medium."""
     if not os.access(_SHM, os.W_OK) or filesystem_of(_SHM) != "tmpfs":
         path = tmp_path / "place"
+        path.mkdir(mode=0o700)
     else:
-        path = _SHM / f"kvio-rot-{os.getpid()}-{tmp_path.name}"
-    path.mkdir(mode=0o700)
+        path = Path(tempfile.mkdtemp(prefix="kvio-rot-", dir=_SHM))
     yield path
     shutil.rmtree(path)

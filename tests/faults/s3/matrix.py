@@ -236,7 +236,8 @@ def run(
             hanging = [(fault, once) for fault in FAULTS for once in (False, True)]
             hanging = [one for one in hanging if one[0].name in HANGING]
             for fault, once in hanging if FULL else [dice.choice(hanging)]:
-                matrix.run_hanging(fault, operations, once=once)
+                concerned = [name for name in operations if concerns(fault, name)]
+                matrix.run_hanging(fault, concerned, once=once)
         told.requests = proxy.requests
         told.met.update(proxy.met)
         if proxy.expecting:

@@ -35,7 +35,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 traps = [line.split("\\t") for line in sys.stdin.readline().strip().split("\\v")]
 print("ready", flush=True)
 done = turn = 0
-while turn % 2 or not select.select([sys.stdin], [], [], 0)[0]:
+while turn < 2 or turn % 2 or not select.select([sys.stdin], [], [], 0)[0]:
     for one, other, kind, target in traps:
         if kind != "directory" and turn % 2 == 0:
             # Whoever wrote over the trap has destroyed it.

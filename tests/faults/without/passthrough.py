@@ -12,7 +12,7 @@ import signal
 import struct
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -60,8 +60,11 @@ class Passthrough:
             os.kill(self._pid, signal.SIGCONT)
 
     def _all_stopped(self) -> bool:
-        tasks = Path(f"/proc/{self._pid}/task").glob("*/stat")
-        return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+        states = []
+        for task in Path(f"/proc/{self._pid}/task").glob("*/stat"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it may have ended
+                states.append(task.read_text().rpartition(")")[2].split()[0])
+        return set(states) == {"T"}
 
 
 def _build(work: Path) -> Path:

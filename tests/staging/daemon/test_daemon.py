@@ -120,6 +120,7 @@ def test_a_pause_ends_with_the_client_that_asked_for_it(
     one.resume()
     before = (tier.stats().paused, receipt.done)
     two._lines.close()  # as the kernel does for a process that was killed
+    two._listening.join(LONG_S)
 
     assert before == (True, False)
     assert receipt.wait(timeout=LONG_S).nbytes == 4
@@ -137,6 +138,7 @@ def test_failed_writes_of_a_client_that_is_gone_are_driven_again_at_the_end(
         with pytest.raises(kvio.StorageError):
             tier.write_block("k", b"data").wait(timeout=LONG_S)
         tier._lines.close()
+        tier._listening.join(LONG_S)
 
     assert store.wrapper.peek("k") == b"data"
     assert store.wrapper.order("failed") == ["k"]

@@ -22,11 +22,12 @@ def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvio.wrappers.staging.daemon.custody._RING_BYTES", 8 * PAGE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [8 * PAGE, 200], ids=["a block", "a group of small ones"])
 def test_a_drain_that_hangs_sees_its_own_bytes(store: WrappedStore[Medium], nbytes: int) -> None:
     """However many others are stored meanwhile, through a buffer no larger than one of them."""
     hung = Hung(store, "k", "l")
-    with serving(store, MiB, timeout=0.2, retries=9) as daemon, client_of(store, daemon) as t:
+    with serving(store, MiB, timeout=1.0, retries=9) as daemon, client_of(store, daemon) as t:
         data = {key: payloads.payload(nbytes, seed) for seed, key in enumerate("kl")}
         t.pause()
         first = [t.write_block("k", data["k"])]
@@ -47,11 +48,12 @@ def test_a_drain_that_hangs_sees_its_own_bytes(store: WrappedStore[Medium], nbyt
         until(lambda: _ring_is_free(daemon))
 
 
+@pytest.mark.slow
 def test_a_buffer_full_of_hung_calls_is_told_in_words(store: WrappedStore[Medium]) -> None:
     """The write that finds no room says what keeps it, and is stored when that has ended."""
     hung = Hung(store, "k", "l")
     with (
-        serving(store, MiB, timeout=0.1, retries=0, drain_threads=1) as daemon,
+        serving(store, MiB, timeout=1.0, retries=0, drain_threads=1) as daemon,
         client_of(store, daemon) as tier,
     ):
         receipts = []

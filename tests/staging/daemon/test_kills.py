@@ -17,7 +17,7 @@ import pytest
 
 import kvio
 from tests.staging.daemon.blocks import block_of, number_of
-from tests.staging.daemon.daemons import Process, socket_path
+from tests.staging.daemon.daemons import Process, socket_path, until
 from tests.staging.medium import LONG_S
 
 KILLS = int(os.environ.get("KVIO_KILLS", "4"))
@@ -104,9 +104,7 @@ def test_a_client_that_is_killed_loses_nothing_that_was_accepted(url: str, path:
                 tier.barrier(timeout=LONG_S)
                 for key in accepted:  # there is no room for all
                     assert tier.delete_block(key)
-            while tier.stats().staged_blocks:
-                pass
-            assert tier.stats().used_bytes == 0
+            until(lambda: not tier.stats().staged_blocks and not tier.stats().used_bytes)
         last = kill_a_client(url, path, KILLS, choose)
         assert daemon.end() == (0, "")
 

@@ -34,6 +34,7 @@ class ClientMachine(TierMachine):
 
     def teardown(self) -> None:
         """End as a tier does, then the daemon: it has nothing left."""
+        self.other.stats()  # on the one line it has: what it released before has been handled
         super().teardown()
         self.other.close(timeout=LONG_S)
         self.daemon.close(timeout=LONG_S)
