@@ -258,3 +258,28 @@ def test_threads_may_end_a_handle_at_once(create: Create, disk_path: Path) -> No
 
         assert len(receipts) == 1
         assert raw.sealed(disk_path / f"file{attempt}").payload == bytes(64 * KiB)
+
+
+class ClosedMeanwhile:
+    """A lock of a handle that another thread has closed when it is taken for the first time."""
+
+    def __init__(self, file: SharedFile) -> None:
+        self._file: SharedFile | None = file
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_handle_that_is_closed_meanwhile_does_not_look_whole(create: Create) -> None:
+    """Nothing is missing of a file that is sealed, and of that alone."""
+    file = create("f", 8192)
+    file._sight = ClosedMeanwhile(file)  # type: ignore[assignment]
+    with pytest.raises(kvio.StoreClosedError):
+        file.missing()

@@ -123,6 +123,28 @@ def _nothing(_key: str, _parts: Parts) -> None:
     """Let a write begin."""
 
 
+class Held:
+    """A callback that takes its time."""
+
+    def __init__(self) -> None:
+        self.entered, self._gate = threading.Event(), threading.Event()
+
+    def __call__(self, _: object) -> None:
+        self.entered.set()
+        assert self._gate.wait(LONG_S)
+
+    def let_go(self) -> None:
+        """Let it end."""
+        self._gate.set()
+
+
+def begin(call: Callable[[], object]) -> threading.Thread:
+    """Run something beside the test."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
 def open_medium(*, level: str = "visible", io_threads: int = 4) -> WrappedStore[Medium]:
     """Open a store on such a medium, of a level that it only claims."""
     store = WrappedStore("memory", Medium, io_threads=io_threads)

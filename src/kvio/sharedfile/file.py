@@ -219,8 +219,8 @@ class SharedFile:
 
     def missing(self, rank: int | None = None) -> list[Missing]:
         """List what is not whole yet, of a rank or of all, cell by cell, in file order."""
-        self._check_open()
         with self._sight:
+            self._check_open()
             return [] if self._map is None else list(self._map.missing(rank))
 
     def seal(self, timeout: float | None = 0.0) -> Receipt:

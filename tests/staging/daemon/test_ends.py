@@ -15,7 +15,7 @@ from kvio.wrappers.staging.daemon.lines import Lines
 from kvio.wrappers.staging.daemon.server import StageDaemon
 from kvio.wrappers.staging.options import TierOptions
 from tests.staging.daemon.daemons import client_of, socket_path
-from tests.staging.medium import LONG_S, Medium, disk_error
+from tests.staging.medium import LONG_S, Held, Medium, begin, disk_error
 
 PAGE = 4096
 
@@ -35,6 +35,29 @@ def test_a_daemon_that_ends_stores_everything_first(
     with pytest.raises(kvio.StorageError):
         tier.write_block("late", b"data")
     tier.close()
+
+
+def test_a_client_that_ends_has_told_everybody_first(
+    store: WrappedStore[Medium], daemon: StageDaemon
+) -> None:
+    """A callback of its last write may still ask the daemon, as the deletion of an old key does."""
+    tier, held, stats = client_of(store, daemon), Held(), []
+
+    def ask(receipt: kvio.StagedReceipt) -> None:
+        held(receipt)
+        stats.append(tier.stats())
+
+    store.wrapper.hold("k")
+    tier.write_block("k", b"data").add_done_callback(ask)
+    store.wrapper.let_go()
+    assert held.entered.wait(LONG_S)
+    closer = begin(tier.close)
+    closer.join(0.2)
+    held.let_go()
+    closer.join(LONG_S)
+
+    assert not closer.is_alive()
+    assert len(stats) == 1
 
 
 def test_a_daemon_does_not_wait_for_a_client_that_does_not_copy(

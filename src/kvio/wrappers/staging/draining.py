@@ -161,9 +161,10 @@ class Drains:
 
     def _look_at_held(self) -> None:
         room = self.ledger.room
-        if room.held and not self.hanging():
-            with self.ledger.lock:
-                room.give_held()
+        if room.held:
+            with self.ledger.lock:  # what another drain holds back meanwhile is not given
+                if not self.hanging():
+                    room.give_held()
             self._deliver()
 
     def _next_batch(self) -> list[Entry] | None:

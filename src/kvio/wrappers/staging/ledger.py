@@ -62,6 +62,7 @@ class Ledger:
         self._freed = threading.Condition(self.lock)
         self._outbox = Outbox(self.lock, self.room, release)
         self.deliver = self._outbox.deliver
+        self.wait_delivered = self._outbox.wait_delivered
 
     def check_open_locked(self) -> None:
         """Refuse to go on after close() or a fork."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from kvio.wrappers.staging.extents import Span
-from kvio.wrappers.staging.receipts import Ending, resolve
+from kvio.wrappers.staging.receipts import Ending, Resolving
 from kvio.wrappers.staging.room import Room
 
 
@@ -26,6 +26,7 @@ class Outbox:
         self._release = release
         self._releasing = 0
         self._released = threading.Condition(lock)
+        self._resolving = Resolving(lock)
 
     def deliver(self) -> None:
         """Do what is due; call it without the lock after every change."""
@@ -35,6 +36,13 @@ class Outbox:
             endings, self.endings = self.endings, []
             spans, self._room.released = self._room.released, []
             self._releasing += bool(spans)
+            self._resolving.begin_locked()
+        try:
+            self._resolving.resolve(endings)
+        finally:
+            self._give_back(spans)
+
+    def _give_back(self, spans: list[Span]) -> None:
         try:
             if spans:
                 self._release(spans)
@@ -42,7 +50,10 @@ class Outbox:
             with self._lock:
                 self._releasing -= bool(spans)
                 self._released.notify_all()
-            resolve(endings)
+
+    def wait_delivered(self, timeout: float | None) -> bool:
+        """Wait until everybody was told what others carry; False if it was not in time."""
+        return self._resolving.wait(timeout)
 
     def wait_released(self) -> None:
         """Wait, with the lock, until no page is on its way out of use."""

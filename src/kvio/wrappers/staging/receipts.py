@@ -219,6 +219,37 @@ def resolve(endings: list[Ending]) -> None:
             future.set_result(receipt)  # type: ignore[arg-type]  # one of the two is there
 
 
+class Resolving:
+    """Who resolves futures right now: whoever ends things waits for the others.
+
+    Args:
+        lock: guards what the futures stand for.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._ended = threading.Condition(lock)
+        self._threads: list[threading.Thread] = []
+
+    def begin_locked(self) -> None:
+        """Note, with the lock, that this thread has taken endings and will `resolve` them."""
+        self._threads.append(threading.current_thread())
+
+    def resolve(self, endings: list[Ending]) -> None:
+        """Resolve what was taken, without the lock."""
+        try:
+            resolve(endings)
+        finally:
+            with self._ended:
+                self._threads.remove(threading.current_thread())
+                self._ended.notify_all()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until no other thread does; False if it was not in time."""
+        me = threading.current_thread()
+        with self._ended:
+            return self._ended.wait_for(lambda: all(t is me for t in self._threads), timeout)
+
+
 def _running() -> Future[Receipt]:
     """Give a future that can no longer be cancelled."""
     future: Future[Receipt] = Future()

@@ -370,6 +370,7 @@ class StagingTier:
         self._drains.end(deadline)
         self._files.end()
         self._ledger.deliver()
+        self._ledger.wait_delivered(left(deadline))
         self._memory.close()
         self._closed = True
         forks.forget(self)

@@ -76,11 +76,12 @@ class StagedWrites:
         except BaseException:
             ledger.cancel_fill(spans)
             raise
-        receipt = ledger.commit(
-            key, spans, nbytes=nbytes, checksum=filled.crc32c, if_exists=if_exists
-        )
-        ledger.deliver()
-        return receipt
+        try:
+            return ledger.commit(
+                key, spans, nbytes=nbytes, checksum=filled.crc32c, if_exists=if_exists
+            )
+        finally:
+            ledger.deliver()
 
     def write_all(
         self, items: Iterable[tuple[str, Data]], *, if_exists: IfExists, timeout: float | None

@@ -11,7 +11,14 @@ from kvio.types import Receipt
 from kvio.wrappers.staging import failures
 from kvio.wrappers.staging.daemon.faults import error_of
 from kvio.wrappers.staging.daemon.messages import Failed, Stored
-from kvio.wrappers.staging.receipts import Ending, Gate, OpenReceipt, StagedReceipt, resolve
+from kvio.wrappers.staging.receipts import (
+    Ending,
+    Gate,
+    OpenReceipt,
+    Resolving,
+    StagedReceipt,
+    resolve,
+)
 from kvio.wrappers.staging.watermark import Watermark
 
 #: An event is never so much later than an answer, unless a newer write took the old one along.
@@ -35,6 +42,7 @@ class Book:
         self.hearing: threading.Thread | None = None
         self._path = path
         self._moved = threading.Condition(gate.lock)
+        self._resolving = Resolving(gate.lock)
         self._open: dict[int, OpenReceipt] = {}
         self._numbers = Watermark()
         self._failed: dict[int, OpenReceipt] = {}
@@ -85,7 +93,12 @@ class Book:
             self._numbers.discard(number)
             endings = self._end_locked(receipt, event)
             self._moved.notify_all()
-        resolve(endings)
+            self._resolving.begin_locked()
+        self._resolving.resolve(endings)
+
+    def wait_told(self, timeout: float | None) -> bool:
+        """Wait until whoever waits for what has ended was told; False if it was not in time."""
+        return self._resolving.wait(timeout)
 
     def _end_locked(self, receipt: OpenReceipt, event: Stored | Failed) -> list[Ending]:
         if event.absorbed:

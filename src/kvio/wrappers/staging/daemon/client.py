@@ -225,6 +225,7 @@ class DaemonTier(StagingTier):
 
     def _end(self, deadline: float | None) -> None:
         self._files.end()
+        self._book.wait_told(left(deadline))  # what follows may ask the daemon for something
         self._lines.close()
         if self._listening is not threading.current_thread():
             self._listening.join(left(deadline))

@@ -188,14 +188,16 @@ class Connection:
 
     def _commit(self, question: say.Commit) -> Sequence[say.Message]:
         room: _Room = self._redeem(question.ticket, _Room)
-        receipt = self._ledger.commit(
-            room.key,
-            room.spans,
-            nbytes=room.nbytes,
-            checksum=question.checksum,
-            if_exists=room.if_exists,
-        )
-        self._ledger.deliver()
+        try:
+            receipt = self._ledger.commit(
+                room.key,
+                room.spans,
+                nbytes=room.nbytes,
+                checksum=question.checksum,
+                if_exists=room.if_exists,
+            )
+        finally:
+            self._ledger.deliver()
         return [self._accepted(receipt)]
 
     def _accepted(self, receipt: OpenReceipt) -> say.Accepted:

@@ -16,6 +16,7 @@ from kvio.wrappers.staging.host import HostMemory
 from kvio.wrappers.staging.ledger import Ledger
 from kvio.wrappers.staging.options import TierOptions
 from kvio.wrappers.staging.pending import Entry
+from kvio.wrappers.staging.progress import left
 from kvio.wrappers.staging.receipts import Gate, OpenReceipt
 from kvio.wrappers.staging.ring import Ring
 from kvio.wrappers.staging.stats import TierStats, take_stock
@@ -158,6 +159,7 @@ class Custody:
         """End the drains; whoever waits for a write has heard of it then."""
         self.drains.end(deadline)
         self.ledger.deliver()
+        self.ledger.wait_delivered(left(deadline))
 
     def close(self) -> None:
         """Let go of the memory, after the drains."""

@@ -87,6 +87,8 @@ class Session:
             with self._more:
                 self._failed[receipt] = error
         self._put(Failed(receipt.sequence, receipt.absorbed, failure_of(error)))
+        if not receipt.done or receipt.error is not error:  # it is driven again already
+            self.watch_again()
 
     def _put(self, event: Message | None) -> None:
         with self._more:

@@ -1,0 +1,136 @@
+"""Who waits for a write is told before the tier, the daemon or its client is gone."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+import kvio
+from kvio import KiB, MiB
+from kvio.types import IOMode, Level
+from kvio.wrappers.staging.daemon.book import Book
+from kvio.wrappers.staging.daemon.messages import Failed, Stored
+from kvio.wrappers.staging.daemon.sessions import Session
+from kvio.wrappers.staging.daemon.sockets import Peer
+from kvio.wrappers.staging.receipts import Gate, OpenReceipt, resolve
+from tests.staging.medium import LONG_S, Held, begin, disk_error, open_medium, staged
+
+STORED = kvio.Receipt("k", 4, None, Level.DURABLE, IOMode.MEMORY, "", False)
+
+
+def test_close_waits_for_whoever_carries_an_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer or a reader may carry off what a drain has left to be told."""
+    store, held = open_medium(), Held()
+    with staged(store) as tier:
+        monkeypatch.setattr(tier._drains, "_deliver", lambda: None)
+        store.wrapper.hold("k")
+        receipt = tier.write_block("k", b"data")
+        receipt.add_done_callback(held)
+        store.wrapper.let_go()
+        while not receipt.done:
+            pass
+        carrier = begin(tier._ledger.deliver)
+        assert held.entered.wait(LONG_S)
+        closer = begin(tier.close)
+        closer.join(0.2)
+        assert closer.is_alive(), "closed while a callback was under way"
+        held.let_go()
+        closer.join(LONG_S)
+        carrier.join(LONG_S)
+
+        assert not closer.is_alive()
+
+
+def test_a_callback_may_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for itself, on whatever thread it runs."""
+    store = open_medium()
+    with staged(store) as tier:
+        monkeypatch.setattr(tier._drains, "_deliver", lambda: None)
+        store.wrapper.hold("k")
+        receipt = tier.write_block("k", b"data")
+        receipt.add_done_callback(lambda _: tier.close(timeout=LONG_S))
+        store.wrapper.let_go()
+        while not receipt.done:
+            pass
+        carrier = begin(tier._ledger.deliver)
+        carrier.join(LONG_S)
+
+        assert not carrier.is_alive()
+        with pytest.raises(kvio.StoreClosedError):
+            tier.write_block("k", b"data")
+
+
+def test_room_of_a_write_that_lost_its_race_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it raises: `grow` waits for pages that are on their way."""
+    store = open_medium()
+    with staged(store, MiB) as tier:
+        store.wrapper.hold("k")
+        fill = tier._memory.fill
+
+        def overtaken(*args: object, **options: object) -> object:
+            monkeypatch.setattr(tier._memory, "fill", fill)
+            tier.write_block("k", b"first")
+            tier.shrink(MiB)
+            return fill(*args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(tier._memory, "fill", overtaken)
+        with pytest.raises(kvio.BlockExistsError):
+            tier.write_block("k", bytes(64 * KiB), if_exists="error")
+        grower = begin(lambda: tier.grow(64 * KiB))
+        grower.join(LONG_S)
+
+        assert not grower.is_alive()
+
+
+def test_a_session_hears_of_what_was_driven_again_before_it_knew() -> None:
+    """The failure's callback comes late: the write is open again by then, and is watched."""
+    ours, theirs = socket.socketpair()
+    session = Session(ours, Peer(os.getpid(), os.getuid()))
+    receipt = OpenReceipt(Gate(Level.DURABLE), "k", nbytes=4, checksum=None, sequence=1)
+    session.watch(receipt)
+    failed = receipt.settle(None, disk_error())
+    receipt.reopen()
+    resolve(failed)
+    resolve(receipt.settle(STORED, None))
+    ours.close()
+    theirs.close()
+
+    assert [type(event) for event in session._events] == [Failed, Stored]
+    assert session.failed() == []
+
+
+def test_a_client_that_closes_has_told_everybody() -> None:
+    """What follows the last write's end may still ask the daemon for something."""
+    held = Held()
+    book = Book(Gate(Level.DURABLE), "/daemon")
+    receipt = book.accept("k", 4, checksum=None, sequence=1)
+    receipt.add_done_callback(held)
+    event = Stored(1, False, 4, None, Level.DURABLE, IOMode.MEMORY, False, "")
+    teller = begin(lambda: book.end(event))
+    assert held.entered.wait(LONG_S)
+    assert book.wait(1, LONG_S)
+    assert not book.wait_told(0.0)
+    held.let_go()
+    teller.join(LONG_S)
+
+    assert book.wait_told(LONG_S)
+
+
+def test_what_is_held_back_meanwhile_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a call hangs is asked with the lock, so that no drain adds its memory in between."""
+    locked = []
+    with staged(open_medium()) as tier:
+        lock = tier._ledger.lock
+
+        def hanging() -> bool:
+            locked.append(lock.locked())
+            return True
+
+        monkeypatch.setattr(tier._ledger.room, "_held", [()])
+        monkeypatch.setattr(tier._drains, "hanging", hanging)
+        tier._drains._look_at_held()
+        monkeypatch.undo()
+
+    assert locked == [True]
