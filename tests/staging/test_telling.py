@@ -62,6 +62,30 @@ def test_a_callback_may_close(monkeypatch: pytest.MonkeyPatch) -> None:
             tier.write_block("k", b"data")
 
 
+def test_a_writer_is_told_that_the_tier_was_closing() -> None:
+    """Though it stays open, as it could not be drained in time: no block has failed."""
+    store = open_medium()
+    with staged(store, MiB, drain_threads=1) as tier:
+        store.wrapper.hold("a")
+        tier.write_block("a", bytes(MiB))
+        errors: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                tier.write_block("b", b"b")
+            except kvio.KvioError as error:
+                errors.append(error)
+
+        writer = begin(write)
+        while not tier._ledger.room.waiting:
+            pass
+        with pytest.raises(kvio.TierNotDrainedError):
+            tier.close(timeout=0.0)
+        writer.join(LONG_S)
+
+        assert [type(error) for error in errors] == [kvio.StoreClosedError]
+
+
 def test_room_of_a_write_that_lost_its_race_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it raises: `grow` waits for pages that are on their way."""
     store = open_medium()

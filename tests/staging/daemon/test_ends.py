@@ -60,6 +60,40 @@ def test_a_client_that_ends_has_told_everybody_first(
     assert len(stats) == 1
 
 
+def test_a_daemon_that_cannot_store_leaves_no_writer_waiting(
+    store: WrappedStore[Medium], daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that came to wait for room after the daemon had given up draining."""
+    tier = client_of(store, daemon)
+    store.wrapper.hold("a")
+    tier.write_block("a", bytes(16 * PAGE))
+    custody = daemon.custody
+    monkeypatch.setattr(custody.drains, "drain_all", lambda _: None)
+    monkeypatch.setattr(custody.drains, "end", lambda _: True)
+    errors: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            tier.write_block("b", b"b")
+        except kvio.KvioError as error:
+            errors.append(error)
+
+    writer = begin(write)
+    while not custody.ledger.room.waiting:
+        pass
+    closer = begin(daemon.close)
+    closer.join(LONG_S)
+    writer.join(LONG_S)
+
+    assert not closer.is_alive()
+    assert len(errors) == 1
+    monkeypatch.undo()
+    store.wrapper.let_go()
+    assert custody.drains.end(None)
+    with pytest.raises(kvio.TierNotDrainedError):
+        tier.close()
+
+
 def test_a_daemon_does_not_wait_for_a_client_that_does_not_copy(
     store: WrappedStore[Medium],
     daemon: StageDaemon,

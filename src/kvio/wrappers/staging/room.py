@@ -17,6 +17,7 @@ class Verdict(Enum):
     TOO_LARGE = "larger than the tier"
     HELD = "open files are in the way"
     HOPELESS = "what is in the way will not go by itself"
+    CLOSING = "the tier was being closed"
 
 
 class Ticket:
@@ -121,7 +122,7 @@ class Room:
     def refuse_all(self) -> None:
         """Send every waiting writer away: the tier is closing."""
         while self._queue:
-            self._tell(Verdict.HOPELESS)
+            self._tell(Verdict.CLOSING)
 
     def give(self, spans: Sequence[Span], *, in_doubt: bool = False) -> None:
         """Take bytes back; *in_doubt*: only when no call that was given up hangs any more."""

@@ -161,7 +161,7 @@ class StagedWrites:
         except BaseException:  # an interrupt: nobody will use what comes
             room.give_up(ticket)
             raise
-        if self._ledger.closing:
+        if self._ledger.closing or ticket.answer is Verdict.CLOSING:
             room.give_up(ticket)
             raise StoreClosedError("the staging tier closed before there was room")
         if ticket.answer is None:

@@ -138,6 +138,7 @@ class StageDaemon:
         """Tell the clients what became of their writes, then leave them."""
         with self.custody.ledger.lock:
             self.custody.ledger.closing = True
+            self.custody.ledger.room.refuse_all()
         self.custody.end_drains(deadline)
         with self._lock:
             sessions, socks = list(self._sessions.values()), list(self._connections)
