@@ -374,6 +374,20 @@ def test_old_blocks_stay_when_their_successor_fails(
     assert tier.contains("old")
 
 
+def test_a_bug_in_a_deletion_ends_its_future(
+    tier: kvio.StagingTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for ever for what is no error of kvio."""
+
+    def fail(*_: object, **__: object) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tier._writes, "delete", fail)
+    future = tier.replace_when_durable("old", tier.write_block("new", b"data"))
+
+    assert isinstance(future.exception(LONG_S), ZeroDivisionError)
+
+
 def test_a_batch_of_reads_passes_the_stores_failures_on(tier: kvio.StagingTier) -> None:
     """Staged blocks are read all the same."""
     tier.pause()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 
 import pytest
 
 import kvio
 from kvio.testing.fakes import WrappedStore
+from kvio.wrappers.staging.daemon import lines, sockets
 from kvio.wrappers.staging.daemon import messages as say
 from kvio.wrappers.staging.daemon.client import DaemonTier
 from kvio.wrappers.staging.daemon.lines import Lines
@@ -127,6 +129,26 @@ def test_a_daemon_that_cannot_store_names_the_keys(store: WrappedStore[Medium]) 
         tier.close()
 
 
+def test_a_connection_made_while_the_client_closes_is_closed_too(
+    tier: DaemonTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else would."""
+    made: list[socket.socket] = []
+    with tier._lines.line(), monkeypatch.context() as patched:
+
+        def connect(path: str) -> socket.socket:
+            made.append(sockets.connect(path))
+            tier._lines._closed = True
+            return made[0]
+
+        patched.setattr(lines, "connect", connect)
+        with pytest.raises(kvio.StoreClosedError):
+            tier.stats()
+        tier._lines._closed = False
+
+    assert [sock.fileno() for sock in made] == [-1]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_clients_tier_refuses_in_a_forked_child(tier: DaemonTier) -> None:
     """Its connections are the parent's, which goes on; the child's close is nothing."""
@@ -143,9 +165,12 @@ def test_a_clients_tier_refuses_in_a_forked_child(tier: DaemonTier) -> None:
         ):
             with pytest.raises(kvio.UnsupportedError, match="fork"):
                 call()
+        tier._lines._put(line)  # as a reader does that is dropped
         tier.close()
 
-    with tier._gate.lock:  # held at the fork: the child must not wait for it
+    line = tier._lines._take()
+    # Held at the fork: the child must not wait for them.
+    with tier._gate.lock, tier._lines._lock:
         pid = os.fork()
         if pid == 0:
             signal.alarm(int(LONG_S))  # a child that waits must not stay
@@ -156,5 +181,6 @@ def test_a_clients_tier_refuses_in_a_forked_child(tier: DaemonTier) -> None:
             finally:
                 os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
+    tier._lines._put(line)
     tier.resume()
     assert receipt.wait(timeout=LONG_S).nbytes == 4

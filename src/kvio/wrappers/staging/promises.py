@@ -8,7 +8,6 @@ from functools import partial
 from kvio.errors import (
     ConfigError,
     CorruptBlockError,
-    KvioError,
     StorageTimeoutError,
     UnsupportedError,
 )
@@ -78,7 +77,7 @@ def _delete(
         return
     try:
         gone = writes.delete(old, timeout=timeout)
-    except KvioError as exc:
+    except Exception as exc:  # noqa: BLE001  # it belongs to whoever waits for the future
         deleted.set_exception(exc)
     else:
         deleted.set_result(gone)

@@ -176,20 +176,24 @@ class Lines:
 
     def _take(self) -> Line:
         with self._lock:
-            if self._closed:
-                raise StoreClosedError("the staging tier is closed")
+            self._check_open()
             if self._idle:
                 return self._idle.pop()
         sock = connect(self.path)
         line = Line(sock, self.path)
         try:
             self._welcomed(line.ask(say.Hello(self.welcome.session, self._store)))
+            with self._lock:
+                self._check_open()
+                self._all.add(sock)
         except BaseException:
             sock.close()
             raise
-        with self._lock:
-            self._all.add(sock)
         return line
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the staging tier is closed")
 
     def _put(self, line: Line) -> None:
         with self._lock:
@@ -213,6 +217,7 @@ class Lines:
 
     def abandon(self) -> None:
         """Let go in a forked child: what is said there is the parent's."""
+        self._lock = threading.Lock()  # another thread of the parent may hold the old one
         self._closed = True
         for sock in self._all:
             sock.close()
