@@ -9,7 +9,6 @@ import pytest
 
 import kvio
 from kvio import MiB
-from kvio.backends import s3_torch
 from kvio.s3 import companions
 from kvio.s3.conditions import Refused
 from kvio.s3.options import S3Options
@@ -77,6 +76,8 @@ class GivenUpMeanwhile:
 def test_a_call_that_was_left_behind_publishes_nothing(faulty: FaultyServer) -> None:
     """It looks whether anybody waits after each part that it took from the caller's memory."""
     require("s3+torch")
+    from kvio.backends import s3_torch
+
     endpoint, cancel = faulty.endpoint, Cancellation()
     options = S3Options(
         bucket="bucket",
