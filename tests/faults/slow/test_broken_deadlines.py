@@ -38,7 +38,7 @@ CHANGES: Final = (
     Change(
         "a deadline that never fires",
         "calls.py",
-        "        if not self._win():\n            return False\n        self._deliver = self._work = None\n",
+        "        if not self._win():\n            return False\n",
         "        return False\n",
         "test_every_call_gives_up_at_its_deadline",
         "Timeout",
