@@ -151,6 +151,20 @@ def test_a_submitted_read_that_fills_its_memory_cannot_be_cancelled(store: kvio.
     assert out.startswith(LATE), "the call that was not cancelled did not end"
 
 
+def test_no_task_waits_for_a_call_that_was_never_queued(
+    store: kvio.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system that gives no more threads, say: the task has the error."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(store._calls, "submit", fail)
+    call = kvio.AsyncStore(store).write_block("k", OLD)
+    with pytest.raises(RuntimeError, match="new thread"):
+        asyncio.run(asyncio.wait_for(call, LONG_S))
+
+
 def test_errors_of_queueing_arrive(store: kvio.Store) -> None:
     """A queue that stays full, and a closed store."""
 

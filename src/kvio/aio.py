@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from kvio.buffers import Data
 from kvio.calls import Calls, Pending
-from kvio.errors import KvioError
 from kvio.store import Store
 from kvio.types import BlockResult, BlockStat, Capabilities, IfExists, Receipt, StoreStats
 
@@ -186,7 +185,7 @@ async def _to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 def _begin(calls: Calls, pending: Pending, timeout: float | None) -> None:
     try:
         calls.submit(pending, timeout)
-    except KvioError as exc:
+    except BaseException as exc:  # noqa: BLE001  # it belongs to the task that waits
         pending.refuse(exc)
 
 
