@@ -16,6 +16,7 @@ from kvio.wrappers.staging.daemon.sessions import Session
 from kvio.wrappers.staging.daemon.sockets import Peer
 from kvio.wrappers.staging.receipts import Gate, OpenReceipt, resolve
 from tests.staging.medium import LONG_S, Held, begin, disk_error, open_medium, staged
+from tests.staging.test_tier_full import Writer
 
 STORED = kvio.Receipt("k", 4, None, Level.DURABLE, IOMode.MEMORY, "", False)
 
@@ -68,22 +69,12 @@ def test_a_writer_is_told_that_the_tier_was_closing() -> None:
     with staged(store, MiB, drain_threads=1) as tier:
         store.wrapper.hold("a")
         tier.write_block("a", bytes(MiB))
-        errors: list[BaseException] = []
-
-        def write() -> None:
-            try:
-                tier.write_block("b", b"b")
-            except kvio.KvioError as error:
-                errors.append(error)
-
-        writer = begin(write)
-        while not tier._ledger.room.waiting:
-            pass
+        writer = Writer(tier, "b", 1).start_and_wait()
         with pytest.raises(kvio.TierNotDrainedError):
             tier.close(timeout=0.0)
         writer.join(LONG_S)
 
-        assert [type(error) for error in errors] == [kvio.StoreClosedError]
+        assert isinstance(writer.error, kvio.StoreClosedError)
 
 
 def test_room_of_a_write_that_lost_its_race_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:

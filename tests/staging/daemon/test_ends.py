@@ -18,6 +18,7 @@ from kvio.wrappers.staging.daemon.server import StageDaemon
 from kvio.wrappers.staging.options import TierOptions
 from tests.staging.daemon.daemons import client_of, socket_path
 from tests.staging.medium import LONG_S, Held, Medium, begin, disk_error
+from tests.staging.test_tier_full import Writer
 
 PAGE = 4096
 
@@ -72,23 +73,13 @@ def test_a_daemon_that_cannot_store_leaves_no_writer_waiting(
     custody = daemon.custody
     monkeypatch.setattr(custody.drains, "drain_all", lambda _: None)
     monkeypatch.setattr(custody.drains, "end", lambda _: True)
-    errors: list[BaseException] = []
-
-    def write() -> None:
-        try:
-            tier.write_block("b", b"b")
-        except kvio.KvioError as error:
-            errors.append(error)
-
-    writer = begin(write)
-    while not custody.ledger.room.waiting:
-        pass
+    writer = Writer(tier, "b", 1).start_and_wait()
     closer = begin(daemon.close)
     closer.join(LONG_S)
     writer.join(LONG_S)
 
     assert not closer.is_alive()
-    assert len(errors) == 1
+    assert writer.error is not None
     monkeypatch.undo()
     store.wrapper.let_go()
     assert custody.drains.end(None)
