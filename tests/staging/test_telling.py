@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +12,7 @@ import kvio
 from kvio import KiB, MiB
 from kvio.types import IOMode, Level
 from kvio.wrappers.staging.daemon.book import Book
-from kvio.wrappers.staging.daemon.messages import Failed, Stored
+from kvio.wrappers.staging.daemon.messages import Driven, Failed, Stored
 from kvio.wrappers.staging.daemon.sessions import Session
 from kvio.wrappers.staging.daemon.sockets import Peer
 from kvio.wrappers.staging.receipts import Gate, OpenReceipt, resolve
@@ -99,21 +100,52 @@ def test_room_of_a_write_that_lost_its_race_goes_back(monkeypatch: pytest.Monkey
         assert not grower.is_alive()
 
 
-def test_a_session_hears_of_what_was_driven_again_before_it_knew() -> None:
-    """The failure's callback comes late: the write is open again by then, and is watched."""
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """A session that sends nothing."""
     ours, theirs = socket.socketpair()
-    session = Session(ours, Peer(os.getpid(), os.getuid()))
-    receipt = OpenReceipt(Gate(Level.DURABLE), "k", nbytes=4, checksum=None, sequence=1)
+    yield Session(ours, Peer(os.getpid(), os.getuid()))
+    ours.close()
+    theirs.close()
+
+
+@pytest.fixture
+def receipt() -> OpenReceipt:
+    """A write's."""
+    return OpenReceipt(Gate(Level.DURABLE), "k", nbytes=4, checksum=None, sequence=1)
+
+
+def test_a_client_is_not_told_of_a_failure_that_is_history(
+    session: Session, receipt: OpenReceipt
+) -> None:
+    """Its callback comes late: the write is open again by then, and is watched."""
     session.watch(receipt)
     failed = receipt.settle(None, disk_error())
     receipt.reopen()
     resolve(failed)
     resolve(receipt.settle(STORED, None))
-    ours.close()
-    theirs.close()
 
-    assert [type(event) for event in session._events] == [Failed, Stored]
-    assert session.failed() == []
+    assert [type(event) for event in session._events] == [Stored]
+    assert session.failed([1]) == {}
+
+
+def test_a_client_is_told_that_a_write_is_driven_again(
+    session: Session, receipt: OpenReceipt
+) -> None:
+    """Once for each time, and before it is told how that ended; though the error is the same."""
+    error = disk_error()
+    session.watch(receipt)
+    resolve(receipt.settle(None, error))
+    session.watch_again()
+    receipt.reopen()
+    resolve(receipt.settle(None, error))
+    session.watch_again()
+    session.watch_again()
+
+    assert [type(event) for event in session._events] == [Failed, Driven, Failed]
+    assert session.told == 3
+    assert session.failed([1]) == {receipt: 1}
+    assert session.failed([2]) == {}
 
 
 def test_a_client_that_closes_has_told_everybody() -> None:
@@ -123,7 +155,7 @@ def test_a_client_that_closes_has_told_everybody() -> None:
     receipt = book.accept("k", 4, checksum=None, sequence=1)
     receipt.add_done_callback(held)
     event = Stored(1, False, 4, None, Level.DURABLE, IOMode.MEMORY, False, "")
-    teller = begin(lambda: book.end(event))
+    teller = begin(lambda: book.hear(event))
     assert held.entered.wait(LONG_S)
     assert book.wait(1, LONG_S)
     assert not book.wait_told(0.0)

@@ -120,7 +120,7 @@ _SAMPLES: list[Callable[[random.Random], say.Message]] = [
     lambda c: say.List(c.choice(["", "m", "\0", "é" * 50]), c.choice(["", "zzz"])),
     lambda c: say.Ask(c.getrandbits(64)),
     lambda c: say.Discard(c.randrange(99)),
-    lambda c: say.Standing(c.randrange(99)),
+    lambda c: say.Over(tuple(c.choices(range(99), k=c.randrange(9)))),
     lambda _: say.Stats(),
     lambda _: say.Absent(),
     lambda _: say.Hello(say.NO_SESSION, "again"),

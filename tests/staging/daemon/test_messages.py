@@ -134,9 +134,9 @@ _SAMPLES: list[say.Message] = [
     say.Ask(1),
     say.Hold(on=True),
     say.Resize(-9),
-    say.Retry(),
+    say.Retry((1, 2)),
     say.Discard(1),
-    say.Standing(1),
+    say.Over((1, 2)),
     say.Stats(),
     say.Welcome(bytes(16), 9, Level.VISIBLE, eager=True, populated=False),
     say.Grant(1, more=False, spans=(Span(0, 9),)),
@@ -147,10 +147,11 @@ _SAMPLES: list[say.Message] = [
     say.Fenced(1, staged=True),
     say.Done(1),
     say.Keys(more=False, keys=("k",)),
-    say.Sequences(more=False, sequences=(1, 2)),
+    say.Sequences(3, (1, 2)),
     say.Failure(3, 5, "words", "k", ("k", "l")),
     say.Stored(1, True, 9, 7, Level.DURABLE, IOMode.DIRECT, False, "words"),
     say.Failed(1, absorbed=False, failure=say.Failure(3, None, "", None, ())),
+    say.Driven(1),
 ]
 
 
@@ -209,7 +210,9 @@ def test_the_largest_messages_fit_into_one_packet() -> None:
         say.Pinned(1, 2, 3, 4, 5, more=True, spans=(span,) * say.MAX_SPANS),
         say.Keys(more=True, keys=(key,) * say.MAX_KEYS),
         say.Present((key,) * say.MAX_KEYS),
-        say.Sequences(more=True, sequences=(1,) * say.MAX_SEQUENCES),
+        say.Sequences(1, (1,) * say.MAX_SEQUENCES),
+        say.Retry((1,) * say.MAX_SEQUENCES),
+        say.Over((1,) * say.MAX_SEQUENCES),
         failure_of(kvio.TierNotDrainedError("x" * 99_999, keys=(key,) * 9_999)),
     ]
 

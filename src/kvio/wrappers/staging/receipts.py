@@ -69,7 +69,7 @@ class StagedReceipt:
 
     __slots__ = (
         *("key", "nbytes", "checksum", "sequence", "_gate", "_receipt", "_error", "_future"),
-        *("_absorbed", "_ended", "__weakref__"),
+        *("_absorbed", "_ended", "_retried", "__weakref__"),
     )
 
     def __init__(
@@ -85,6 +85,7 @@ class StagedReceipt:
         self._future: Future[Receipt] | None = None
         self._absorbed = False
         self._ended = False
+        self._retried = 0
 
     def __repr__(self) -> str:
         state = self.level if self._error is None else type(self._error).__name__
@@ -192,6 +193,11 @@ class OpenReceipt(StagedReceipt):
 
     __slots__ = ()
 
+    @property
+    def retried(self) -> int:
+        """How often the write was driven again after it had failed for good."""
+        return self._retried
+
     def settle(self, receipt: Receipt | None, error: BaseException | None) -> list[Ending]:
         """Note how the write ended; what is returned is to be resolved without the lock."""
         self._receipt, self._error, self._ended = receipt, error, True
@@ -204,6 +210,7 @@ class OpenReceipt(StagedReceipt):
         Without one it would look stored to whoever asks for the error alone, as callbacks do.
         """
         self._ended = False
+        self._retried += 1
 
     def note_absorbed(self) -> None:
         """Note that a later write or deletion took this one's place."""

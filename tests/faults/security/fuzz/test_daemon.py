@@ -51,7 +51,7 @@ CLOSED_S: Final = 5.0
 KINDS: Final[list[Callable[[random.Random], say.Message]]] = [
     *MESSAGES,
     lambda dice: say.Hold(bool(dice.randrange(2))),
-    lambda _: say.Retry(),
+    lambda dice: say.Retry(tuple(dice.choices(range(99), k=dice.randrange(9)))),
 ]
 _BINDING: Final = (say.Commit, say.Release, say.Wrote, say.Absent, say.Hello)
 #: What ends no connection that holds nothing, and what one says that holds something.

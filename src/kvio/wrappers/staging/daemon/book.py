@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from kvio.errors import BlockExistsError, BlockNotFoundError, TierNotDrainedError
 from kvio.types import Receipt
 from kvio.wrappers.staging import failures
 from kvio.wrappers.staging.daemon.faults import error_of
-from kvio.wrappers.staging.daemon.messages import Failed, Stored
+from kvio.wrappers.staging.daemon.messages import Driven, Failed, Stored
 from kvio.wrappers.staging.receipts import (
     Ending,
     Gate,
@@ -32,7 +32,7 @@ class Book:
         gate: shared with the receipts; its lock guards all of this.
         last: the highest number so far.
         lost: why no more will be heard, or None.
-        hearing: the thread that calls `end` and `lose`.
+        hearing: the thread that calls `hear` and `lose`.
     """
 
     def __init__(self, gate: Gate, path: str) -> None:
@@ -41,6 +41,8 @@ class Book:
         self.lost: TierNotDrainedError | None = None
         self.hearing: threading.Thread | None = None
         self._path = path
+        self._heard = 0
+        self._due = 0
         self._moved = threading.Condition(gate.lock)
         self._resolving = Resolving(gate.lock)
         self._open: dict[int, OpenReceipt] = {}
@@ -81,10 +83,16 @@ class Book:
             receipt.settle(stored, None)
         return receipt
 
-    def end(self, event: Stored | Failed) -> None:
-        """Note how a write ended."""
+    def hear(self, event: Stored | Failed | Driven) -> None:
+        """Note what the daemon tells, in its order: how a write ended, or that it is open again."""
         with self.gate.lock:
+            self._heard += 1
+            self._moved.notify_all()
             number = event.sequence
+            if isinstance(event, Driven):
+                self._early.pop(number, None)
+                self._reopen_locked(number)
+                return
             receipt = self._open.pop(number, None) or self._failed.pop(number, None)
             if receipt is None:
                 self._early[number] = event  # the daemon is faster than the call that wrote
@@ -92,7 +100,6 @@ class Book:
             self._unreported.pop(number, None)
             self._numbers.discard(number)
             endings = self._end_locked(receipt, event)
-            self._moved.notify_all()
             self._resolving.begin_locked()
         self._resolving.resolve(endings)
 
@@ -122,32 +129,42 @@ class Book:
             self._failed[receipt.sequence] = receipt
         return receipt.settle(None, error)
 
-    def reopen(self, receipts: Collection[OpenReceipt]) -> None:
-        """Note that failed writes are driven again."""
-        with self.gate.lock:
-            for receipt in receipts:
-                number = receipt.sequence
-                if self._failed.pop(number, None) is not None:
-                    self._unreported.pop(number, None)
-                    receipt.reopen()
-                    self._open[number] = receipt
-                    self._numbers.add(number)
+    def reopen(self, failed: Mapping[OpenReceipt, int], events: int) -> None:
+        """Note that failed writes are driven again, and how often each had been before.
 
-    def forget(self, number: int) -> None:
-        """Note that a failed write was given up."""
+        So many *events* had been told by then: until they are heard, one may still tell of an
+        older failure, and nobody who waits believes it.
+        """
+        with self.gate.lock:
+            self._due = max(self._due, events)
+            for receipt, retried in failed.items():
+                if receipt.retried == retried:  # else that was heard already
+                    self._reopen_locked(receipt.sequence)
+
+    def _reopen_locked(self, number: int) -> None:
+        receipt = self._failed.pop(number, None)
+        if receipt is not None:
+            self._unreported.pop(number, None)
+            receipt.reopen()
+            self._open[number] = receipt
+            self._numbers.add(number)
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """Note that failed writes are not staged any more: made good by newer ones, or given up."""
+        with self.gate.lock:
+            for number in numbers:
+                self._failed.pop(number, None)
+
+    def discarded(self, number: int) -> None:
+        """Note that a failed write was given up by us: no barrier tells of it."""
         with self.gate.lock:
             self._failed.pop(number, None)
             self._unreported.pop(number, None)
 
-    def failed(self, standing: Collection[int]) -> list[OpenReceipt]:
-        """Give the failed writes whose bytes are staged, of which those are that the daemon names.
-
-        The others were made good by newer writes, or given up.
-        """
+    def failed(self) -> dict[OpenReceipt, int]:
+        """Give the failed writes, as far as was heard, and how often each was driven again."""
         with self.gate.lock:
-            for number in self._failed.keys() - set(standing):
-                del self._failed[number]
-            return list(self._failed.values())
+            return {receipt: receipt.retried for receipt in self._failed.values()}
 
     def lose(self) -> None:
         """Note that the daemon is gone: what is open has failed, all under one error."""
@@ -171,7 +188,11 @@ class Book:
     def wait(self, goal: int, timeout: float | None) -> bool:
         """Wait until no write up to a number is open; False if it was not in time."""
         with self.gate.lock:
-            return self._moved.wait_for(lambda: self._numbers.passed(goal), timeout)
+            return self._moved.wait_for(lambda: self._passed_locked(goal), timeout)
+
+    def _passed_locked(self, goal: int) -> bool:
+        heard = self._heard >= self._due or self.lost is not None
+        return heard and self._numbers.passed(goal)
 
     def open_numbers(self, key: str) -> set[int]:
         """Give the numbers of the open writes of a key."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final, cast
 
@@ -112,9 +113,9 @@ class DaemonTier(StagingTier):
         with self._lines.events as events:
             try:
                 while (event := receive(events)) is not None:
-                    if not isinstance(event, say.Stored | say.Failed):
+                    if not isinstance(event, say.Stored | say.Failed | say.Driven):
                         raise ProtocolError(f"{type(event).__name__} is no event")
-                    self._book.end(event)
+                    self._book.hear(event)
             except OSError:
                 pass  # said below
             self._book.lose()
@@ -147,32 +148,35 @@ class DaemonTier(StagingTier):
     def failed(self) -> list[StagedReceipt]:
         """The writes of this client that failed for good and whose bytes are still staged."""
         self._gate.check_fork()
-        return [] if self._closed else [one for one in self._standing() if not one.absorbed]
+        if self._closed:
+            return []
+        self._forget_what_is_over()
+        return [one for one in self._book.failed() if not one.absorbed]
 
-    def _standing(self) -> list[OpenReceipt]:
-        numbers: list[int] = []
-        more = True
-        while more:
-            after = numbers[-1] if numbers else 0
-            page = cast("say.Sequences", self._lines.ask(say.Standing(after)))
-            numbers += page.sequences
-            more = page.more
-        return self._book.failed(numbers)
+    def _forget_what_is_over(self) -> None:
+        for page in _pages(self._book.failed()):
+            over = cast("say.Sequences", self._lines.ask(say.Over(page)))
+            self._book.forget(over.sequences)
 
     def retry_failed(self) -> list[StagedReceipt]:
         """Drive every failed write of this client again; they are open again, and returned."""
         self._check_open()
-        again = self._standing()
-        self._book.reopen(again)
-        self._lines.ask(say.Retry())
-        return [one for one in again if not one.absorbed]
+        failed, driven = self._book.failed(), set[int]()
+        for page in _pages(failed):
+            answer = cast("say.Sequences", self._lines.ask(say.Retry(page)))
+            driven.update(answer.sequences)
+            again = {one: n for one, n in failed.items() if one.sequence in driven}
+            self._book.reopen(again, answer.events)
+        return [one for one in failed if one.sequence in driven and not one.absorbed]
 
     def discard(self, receipt: StagedReceipt) -> bool:
         """Give up a failed write of this client and its bytes."""
         self._gate.check_fork()
+        if receipt not in self._book.failed():
+            return False
         answer = cast("say.Done", self._lines.ask(say.Discard(receipt.sequence)))
         if answer.value:
-            self._book.forget(receipt.sequence)
+            self._book.discarded(receipt.sequence)
         return bool(answer.value)
 
     # The tier itself
@@ -217,7 +221,7 @@ class DaemonTier(StagingTier):
         reached = self._book.wait(goal, left(deadline))
         if self._book.lost is None:
             with suppress(StorageError):
-                self._standing()
+                self._forget_what_is_over()
         keys = self._book.unstored_keys()
         if keys and self._book.lost is None:
             self._book.take_unreported()
@@ -248,6 +252,13 @@ class DaemonTier(StagingTier):
     def _after_fork(self) -> None:
         self._gate.forked = True
         self._lines.abandon()
+
+
+def _pages(receipts: Collection[OpenReceipt]) -> list[tuple[int, ...]]:
+    """Give the numbers of writes, as many at a time as fit a question; one page at least."""
+    numbers = sorted(receipt.sequence for receipt in receipts)
+    most = say.MAX_SEQUENCES
+    return [tuple(numbers[at : at + most]) for at in range(0, len(numbers), most)] or [()]
 
 
 def connect(store: Store, path: str, options: TierOptions) -> DaemonTier:

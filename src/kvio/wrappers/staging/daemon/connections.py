@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -33,8 +33,8 @@ class Clients(Protocol):
     def resume(self, session: Session) -> None:
         """Drain again, unless another client minds."""
 
-    def retry_failed(self, session: Session) -> int:
-        """Drive what failed of a client's writes again; how many blocks."""
+    def retry_failed(self, only: Collection[OpenReceipt]) -> None:
+        """Drive failed writes again; every client has been told on return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Connection:
             say.Resize: self._resize,
             say.Retry: self._retry,
             say.Discard: self._discard,
-            say.Standing: self._standing,
+            say.Over: self._over,
             say.Stats: self._stats,
         }
 
@@ -331,22 +331,26 @@ class Connection:
         changed = self._ledger.grow(nbytes) if nbytes > 0 else self._ledger.shrink(-nbytes)
         return [say.Done(changed)]
 
-    def _retry(self, _: say.Retry) -> Sequence[say.Message]:
-        return [say.Done(self._clients.retry_failed(self._session))]
+    def _retry(self, question: say.Retry) -> Sequence[say.Message]:
+        failed = self._session.failed(question.sequences)
+        self._clients.retry_failed(failed.keys())
+        driven = sorted(one.sequence for one, retried in failed.items() if one.retried != retried)
+        return [say.Sequences(self._session.told, tuple(driven))]
 
     def _discard(self, question: say.Discard) -> Sequence[say.Message]:
         receipt = self._session.find_failed(question.sequence)
         gone = receipt is not None and self._ledger.discard(receipt)
-        if receipt is not None:
-            self._session.forget(receipt)
+        if receipt is not None and gone:
+            self._session.forget([receipt])
         return [say.Done(int(gone))]
 
-    def _standing(self, question: say.Standing) -> Sequence[say.Message]:
+    def _over(self, question: say.Over) -> Sequence[say.Message]:
+        failed = self._session.failed(question.sequences)
         with self._ledger.lock:
-            receipts = [one for e in self._ledger.failed.values() for one in e.receipts]
-        numbers = sorted(r.sequence for r in receipts if r.sequence > question.after)
-        page = tuple(numbers[: say.MAX_SEQUENCES])
-        return [say.Sequences(len(numbers) > len(page), page)]
+            staged = {one for entry in self._ledger.failed.values() for one in entry.receipts}
+            over = [one for one, n in failed.items() if one.retried == n and one not in staged]
+        self._session.forget(over)
+        return [say.Sequences(self._session.told, tuple(sorted(one.sequence for one in over)))]
 
     def _stats(self, _: say.Stats) -> Sequence[say.Message]:
         return [say.StatsAre(self._custody.stats())]

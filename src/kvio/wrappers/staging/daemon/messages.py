@@ -33,7 +33,7 @@ from kvio.wrappers.staging.extents import Span
 from kvio.wrappers.staging.stats import TierStats
 from kvio.wrappers.staging.writing import WhenFull
 
-VERSION: Final = 2
+VERSION: Final = 3
 _MAGIC: Final = b"kvsd"
 _HEADER: Final = struct.Struct("<4sHH")
 
@@ -142,7 +142,9 @@ class Resize(NamedTuple):
 
 
 class Retry(NamedTuple):
-    """Drive this client's failed writes again."""
+    """Drive these failed writes again."""
+
+    sequences: tuple[int, ...]
 
 
 class Discard(NamedTuple):
@@ -151,10 +153,10 @@ class Discard(NamedTuple):
     sequence: int
 
 
-class Standing(NamedTuple):
-    """Which failed writes are still staged, after that one?"""
+class Over(NamedTuple):
+    """Which of these failed writes were given up, or made good by newer ones?"""
 
-    after: int
+    sequences: tuple[int, ...]
 
 
 class Stats(NamedTuple):
@@ -233,9 +235,9 @@ class Keys(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Numbers of writes, in order."""
+    """Numbers of writes; so many *events* had been told before."""
 
-    more: bool
+    events: int
     sequences: tuple[int, ...]
 
 
@@ -279,10 +281,16 @@ class Failed(NamedTuple):
     failure: Failure
 
 
+class Driven(NamedTuple):
+    """A write that had failed is open again: somebody asked for it."""
+
+    sequence: int
+
+
 Message: TypeAlias = (
     Hello | Reserve | Commit | Release | Pin | Fence | Wrote | Delete | Present | List | Ask | Hold
-    | Resize | Retry | Discard | Standing | Stats | Welcome | Grant | Through | Accepted | Pinned
-    | Absent | Fenced | Done | Keys | Sequences | StatsAre | Failure | Stored | Failed
+    | Resize | Retry | Discard | Over | Stats | Welcome | Grant | Through | Accepted | Pinned
+    | Absent | Fenced | Done | Keys | Sequences | StatsAre | Failure | Stored | Failed | Driven
 )  # fmt: skip
 
 
@@ -308,6 +316,7 @@ _LIMIT: Final = Maybe(U64)
 _CRC: Final = Maybe(U32)
 _SPANS: Final = Many(Piece(), MAX_SPANS)
 _KEYS: Final = Many(KEY, MAX_KEYS)
+_SEQUENCES: Final = Many(U64, MAX_SEQUENCES)
 _SESSION: Final = Blob(SESSION_BYTES)
 _FAILURE: Final = (U8, Maybe(I64), Text(2000), Maybe(KEY), Many(KEY, MAX_KEYS // 2))
 _STATS_KINDS: Final[dict[str, Field]] = {"str": Text(100), "int": U64, "bool": FLAG}
@@ -330,9 +339,9 @@ LAYOUT: Final[dict[type[Message], tuple[int, tuple[Field, ...]]]] = {
     Ask: (11, (U64,)),
     Hold: (12, (FLAG,)),
     Resize: (13, (I64,)),
-    Retry: (14, ()),
+    Retry: (14, (_SEQUENCES,)),
     Discard: (15, (U64,)),
-    Standing: (16, (U64,)),
+    Over: (16, (_SEQUENCES,)),
     Stats: (17, ()),
     Welcome: (64, (_SESSION, U64, _LEVEL, FLAG, FLAG)),
     Grant: (65, (U64, FLAG, _SPANS)),
@@ -343,11 +352,12 @@ LAYOUT: Final[dict[type[Message], tuple[int, tuple[Field, ...]]]] = {
     Fenced: (70, (U64, FLAG)),
     Done: (71, (U64,)),
     Keys: (72, (FLAG, _KEYS)),
-    Sequences: (73, (FLAG, Many(U64, MAX_SEQUENCES))),
+    Sequences: (73, (U64, _SEQUENCES)),
     StatsAre: (74, (_STATS,)),
     Failure: (75, _FAILURE),
     Stored: (96, (U64, FLAG, U64, _CRC, _LEVEL, _MODE, FLAG, Text(1000))),
     Failed: (97, (U64, FLAG, _Record(Failure, dict(zip(Failure._fields, _FAILURE, strict=True))))),
+    Driven: (98, (U64,)),
 }
 _BY_NUMBER: Final = {number: (kind, fields) for kind, (number, fields) in LAYOUT.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, Self
 
 from kvio.errors import (
@@ -27,6 +27,7 @@ from kvio.wrappers.staging.daemon.sockets import Listener, Peer, peer_of, receiv
 from kvio.wrappers.staging.host import HostMemory
 from kvio.wrappers.staging.options import TierOptions
 from kvio.wrappers.staging.progress import deadline_of, left
+from kvio.wrappers.staging.receipts import OpenReceipt
 
 #: How long clients that were given room may take to copy their bytes once the daemon ends.
 _GRACE_S: Final = 5.0
@@ -168,18 +169,16 @@ class StageDaemon:
             if not self._pausing:
                 self.custody.drains.resume()
 
-    def retry_failed(self, session: Session | None = None) -> int:
-        """Drive what failed again, of one client's writes or of all; how many blocks.
+    def retry_failed(self, only: Collection[OpenReceipt] | None = None) -> None:
+        """Drive what failed again, some writes or all; every client has been told on return.
 
         A block that took the place of a failed write is driven for both who wrote them.
         """
-        only = None if session is None else session.failed()
-        driven = self.custody.ledger.retry_failed(only)
+        self.custody.ledger.retry_failed(only)
         with self._lock:
             sessions = list(self._sessions.values())
         for session in sessions:
             session.watch_again()
-        return len(driven)
 
     # Connections
 

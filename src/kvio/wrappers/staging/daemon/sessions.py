@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections import deque
+from collections.abc import Collection
 from concurrent.futures import Future
 from functools import partial
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from kvio.errors import BlockExistsError, BlockNotFoundError
 from kvio.types import Receipt
 from kvio.wrappers.staging.daemon.faults import failure_of
-from kvio.wrappers.staging.daemon.messages import SESSION_BYTES, Failed, Message, Stored
+from kvio.wrappers.staging.daemon.messages import SESSION_BYTES, Driven, Failed, Message, Stored
 from kvio.wrappers.staging.daemon.sockets import Peer, send
 from kvio.wrappers.staging.receipts import OpenReceipt
 
@@ -22,15 +23,20 @@ MAX_EVENTS: Final = 200_000
 
 
 class Session:
-    """One client; its events go out on a thread of their own, so that no drain waits for it."""
+    """One client; its events go out on a thread of their own, so that no drain waits for it.
+
+    Attributes:
+        told: how many events there were, sent or about to be.
+    """
 
     def __init__(self, sock: socket.socket, peer: Peer) -> None:
         self.id = os.urandom(SESSION_BYTES)
         self.peer = peer
+        self.told = 0
         self._sock = sock
         self._events: deque[Message | None] = deque()
         self._more = threading.Condition()
-        self._failed: dict[OpenReceipt, BaseException | None] = {}
+        self._failed: dict[OpenReceipt, int] = {}  # and how often each had been driven again
         self._thread = threading.Thread(target=self._send_all, name="kvio-events", daemon=True)
 
     def start(self) -> None:
@@ -39,15 +45,16 @@ class Session:
 
     def watch(self, receipt: OpenReceipt) -> None:
         """Tell the client how a write of its ends."""
-        receipt.as_future().add_done_callback(partial(self._ended, receipt))
+        retried = receipt.retried  # the future may be of a later turn, then we look once more
+        receipt.as_future().add_done_callback(partial(self._ended, receipt, retried))
 
     def watch_again(self) -> None:
-        """Look at failed writes again: some are driven once more, or were already."""
+        """Look at failed writes again: of those that are driven once more the client is told."""
         with self._more:
-            failed = self._failed.items()
-            again = [one for one, error in failed if not one.done or one.error is not error]
+            again = [one for one, retried in self._failed.items() if one.retried != retried]
             for receipt in again:
                 del self._failed[receipt]
+                self._put_locked(Driven(receipt.sequence))
         for receipt in again:
             self.watch(receipt)
 
@@ -56,19 +63,22 @@ class Session:
         with self._more:
             return next((one for one in self._failed if one.sequence == sequence), None)
 
-    def failed(self) -> list[OpenReceipt]:
-        """Give the failed writes of this client."""
+    def failed(self, numbers: Collection[int]) -> dict[OpenReceipt, int]:
+        """Give those of some writes that failed, and how often each had been driven again."""
+        wanted = set(numbers)
         with self._more:
-            return list(self._failed)
+            return {one: n for one, n in self._failed.items() if one.sequence in wanted}
 
-    def forget(self, receipt: OpenReceipt) -> None:
-        """Note that a failed write was given up."""
+    def forget(self, receipts: Collection[OpenReceipt]) -> None:
+        """Note that failed writes are over: nothing more will be heard of them."""
         with self._more:
-            self._failed.pop(receipt, None)
+            for receipt in receipts:
+                self._failed.pop(receipt, None)
 
     def end(self, timeout: float | None) -> None:
         """Send what is still to be sent, then nothing more."""
-        self._put(None)
+        with self._more:
+            self._put_locked(None)
         self._thread.join(timeout)
 
     def cut(self) -> None:
@@ -78,25 +88,26 @@ class Session:
         except OSError:
             return  # it went first
 
-    def _ended(self, receipt: OpenReceipt, future: Future[Receipt]) -> None:
+    def _ended(self, receipt: OpenReceipt, retried: int, future: Future[Receipt]) -> None:
+        """Tell how a write ended, but for a failure that is history: it is driven again."""
         error = future.exception()
-        if error is None:
-            self._put(_stored(receipt, future.result()))
-            return
-        if not isinstance(error, BlockExistsError | BlockNotFoundError):  # these are over
-            with self._more:
-                self._failed[receipt] = error
-        self._put(Failed(receipt.sequence, receipt.absorbed, failure_of(error)))
-        if not receipt.done or receipt.error is not error:  # it is driven again already
-            self.watch_again()
-
-    def _put(self, event: Message | None) -> None:
         with self._more:
-            self._events.append(event)
-            self._more.notify()
-            if len(self._events) <= MAX_EVENTS:
+            if error is None:
+                self._put_locked(_stored(receipt, future.result()))
                 return
-        self.cut()
+            if receipt.retried == retried:
+                self._put_locked(Failed(receipt.sequence, receipt.absorbed, failure_of(error)))
+                if not isinstance(error, BlockExistsError | BlockNotFoundError):  # these are over
+                    self._failed[receipt] = retried
+                return
+        self.watch(receipt)
+
+    def _put_locked(self, event: Message | None) -> None:
+        self._events.append(event)
+        self.told += event is not None
+        self._more.notify()
+        if len(self._events) > MAX_EVENTS:
+            self.cut()
 
     def _send_all(self) -> None:
         while True:

@@ -1,0 +1,203 @@
+"""A failed write that is driven again is open for its client, whoever asked and however late."""
+
+from __future__ import annotations
+
+import pytest
+
+import kvio
+from kvio.testing.fakes import WrappedStore
+from kvio.types import Level
+from kvio.wrappers.staging.daemon import messages as say
+from kvio.wrappers.staging.daemon.book import Book
+from kvio.wrappers.staging.daemon.client import DaemonTier
+from kvio.wrappers.staging.daemon.faults import failure_of
+from kvio.wrappers.staging.daemon.server import StageDaemon
+from kvio.wrappers.staging.receipts import Gate, OpenReceipt, StagedReceipt
+from tests.staging.daemon.daemons import until
+from tests.staging.medium import LONG_S, SOON_S, Held, Medium, disk_error
+
+
+def _write_twice(first: DaemonTier, second: DaemonTier) -> list[StagedReceipt]:
+    """Write one block by two calls that one drain will answer, once somebody resumes."""
+    first.pause()
+    return [first.write_block("k", b"data"), second.write_block("k", b"data", if_exists="keep")]
+
+
+def _fail(receipt: StagedReceipt) -> None:
+    with pytest.raises(kvio.StorageError):
+        receipt.wait(timeout=LONG_S)
+
+
+def test_a_client_waits_for_what_another_drives_again(
+    tier: DaemonTier, other: DaemonTier, store: WrappedStore[Medium]
+) -> None:
+    """It is told; and until it is, it does not take the write for one that is made good."""
+    mine, theirs = _write_twice(tier, other)
+    store.wrapper.fail("k", disk_error())
+    tier.resume()
+    for receipt in (mine, theirs):
+        _fail(receipt)
+    store.wrapper.hold("k")
+    assert other.retry_failed() == [theirs]
+    assert tier.failed in ([], [mine])
+    until(lambda: not mine.done)
+
+    assert tier.failed == []
+    with pytest.raises(kvio.StorageTimeoutError):
+        tier.barrier(timeout=SOON_S)
+    store.wrapper.let_go()
+    tier.barrier(timeout=LONG_S)
+    assert mine.receipt is not None
+    assert mine.error is None
+
+
+def test_a_failure_that_is_heard_late_ends_no_barrier(
+    tier: DaemonTier, store: WrappedStore[Medium]
+) -> None:
+    """One drain failed for two calls, and was driven again when but one had been told."""
+    told = Held()
+    first, second = _write_twice(tier, tier)
+    first.add_done_callback(told)  # and with it waits whatever else is heard
+    store.wrapper.fail("k", disk_error())
+    tier.resume()
+    assert told.entered.wait(LONG_S)
+    store.wrapper.hold("k")
+    assert tier.retry_failed() == [first]
+    told.let_go()
+
+    with pytest.raises(kvio.StorageTimeoutError):
+        tier.barrier(timeout=SOON_S)
+    store.wrapper.let_go()
+    tier.barrier(timeout=LONG_S)
+    assert [first.error, second.error] == [None, None]
+
+
+def test_what_is_driven_again_is_not_over(
+    tier: DaemonTier, daemon: StageDaemon, store: WrappedStore[Medium]
+) -> None:
+    """A client that asks before the daemon has told it must not forget the write."""
+    store.wrapper.fail("k", disk_error())
+    receipt = tier.write_block("k", b"data")
+    _fail(receipt)
+    store.wrapper.hold("k")
+    daemon.custody.ledger.retry_failed()
+
+    assert tier.failed == [receipt]
+    daemon.retry_failed()
+    until(lambda: not receipt.done)
+    store.wrapper.let_go()
+    tier.barrier(timeout=LONG_S)
+    assert receipt.error is None
+
+
+def test_what_was_driven_before_it_could_be_given_up_is_told_of(
+    tier: DaemonTier,
+    daemon: StageDaemon,
+    store: WrappedStore[Medium],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`discard` comes too late, says so, and the client hears how the write ends."""
+    ledger = daemon.custody.ledger
+
+    def too_late(_: StagedReceipt) -> bool:
+        ledger.retry_failed()
+        return False
+
+    monkeypatch.setattr(ledger, "discard", too_late)
+    store.wrapper.fail("k", disk_error())
+    receipt = tier.write_block("k", b"data")
+    _fail(receipt)
+
+    assert not tier.discard(receipt)
+    daemon.retry_failed()
+    until(lambda: receipt.receipt is not None)
+
+
+def test_only_what_has_failed_here_can_be_given_up(
+    tier: DaemonTier, store: WrappedStore[Medium]
+) -> None:
+    """Not a write of another tier that happens to have the same number."""
+    store.wrapper.fail("k", disk_error())
+    receipt = tier.write_block("k", b"data")
+    _fail(receipt)
+    namesake = OpenReceipt(
+        Gate(Level.DURABLE), "k", nbytes=4, checksum=None, sequence=receipt.sequence
+    )
+
+    assert not tier.discard(namesake)
+    assert tier.failed == [receipt]
+    assert tier.discard(receipt)
+    assert not tier.discard(receipt)
+
+
+def test_a_failure_made_good_is_forgotten_on_both_sides(
+    tier: DaemonTier, daemon: StageDaemon, store: WrappedStore[Medium]
+) -> None:
+    """Else each would keep it as long as the client lives."""
+    store.wrapper.fail("k", disk_error())
+    _fail(tier.write_block("k", b"data"))
+    tier.write_block("k", b"newer").wait(timeout=LONG_S)
+    with pytest.raises(kvio.StorageError):
+        tier.barrier()
+
+    assert tier.failed == []
+    assert tier._book.failed() == {}
+    assert [session._failed for session in daemon._sessions.values()] == [{}]
+
+
+FAILED = say.Failed(1, absorbed=False, failure=failure_of(disk_error()))
+
+
+def _book() -> tuple[Book, OpenReceipt]:
+    book = Book(Gate(Level.DURABLE), "/daemon")
+    return book, book.accept("k", 4, checksum=None, sequence=1)
+
+
+def test_nobody_who_waits_believes_what_is_older_than_the_last_answer() -> None:
+    """Three events had been told when the write was driven again; the last two are history."""
+    book, receipt = _book()
+    book.hear(FAILED)
+    book.reopen(book.failed(), events=3)
+    book.hear(FAILED)
+
+    assert not book.wait(1, timeout=0.0)
+    book.hear(say.Driven(1))
+    assert not receipt.done
+    assert not book.wait(1, timeout=0.0)
+    book.hear(FAILED)
+    assert book.wait(1, timeout=0.0)
+    assert book.take_unreported() == [receipt]
+
+
+def test_an_answer_that_comes_late_opens_nothing_again() -> None:
+    """The write was driven, and failed once more, before the answer was looked at."""
+    book, receipt = _book()
+    book.hear(FAILED)
+    failed = book.failed()
+    for event in (say.Driven(1), FAILED):
+        book.hear(event)
+    book.reopen(failed, events=3)
+
+    assert receipt.done
+    assert book.wait(1, timeout=0.0)
+
+
+def test_a_daemon_may_tell_of_all_that_before_the_write_has_returned() -> None:
+    """What it told last counts."""
+    book = Book(Gate(Level.DURABLE), "/daemon")
+    for event in (FAILED, say.Driven(1)):
+        book.hear(event)
+    receipt = book.accept("k", 4, checksum=None, sequence=1)
+
+    assert not receipt.done
+    assert not book.wait(1, timeout=0.0)
+
+
+def test_nobody_waits_for_events_of_a_daemon_that_is_gone() -> None:
+    """Neither for writes nor for what it would have told of them."""
+    book, _ = _book()
+    book.hear(FAILED)
+    book.reopen(book.failed(), events=3)
+    book.lose()
+
+    assert book.wait(1, timeout=0.0)
