@@ -101,6 +101,23 @@ def test_memory_that_the_next_state_does_not_need_is_let_go() -> None:
     assert len(stager._memory._returned) == 1
 
 
+def test_a_turn_ends_when_its_memory_is_back() -> None:
+    """Not a moment before: who waits for it would take other memory."""
+    from kvio.connectors.torch_dcp.staging import _Staged, _Turn
+
+    turn, ended = _Turn(None), list[bool]()
+
+    class Tensor:
+        def __del__(self) -> None:
+            ended.append(turn.ended)
+
+    staged = _Staged({"tensor": Tensor()}, turn)
+    del staged
+
+    assert ended == [False]
+    assert turn.ended
+
+
 def test_a_third_save_waits_for_the_first() -> None:
     """No more saves than allowed are staged and have not ended; waiting is bounded."""
     stager = KvioStager(saves=2, timeout=0)

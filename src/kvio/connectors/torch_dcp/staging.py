@@ -6,6 +6,8 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -88,16 +90,18 @@ class _Turn:
     def __init__(self, before: _Turn | None) -> None:
         self.before = before
         self._thread: threading.Thread | None = None
-        self._gone = threading.Event()
+        self._gone = False
+        self._told: SimpleQueue[None] = SimpleQueue()
 
-    def end_with(self, staged: _Staged) -> None:
-        """End when *staged* is gone."""
-        weakref.finalize(staged, self._gone.set).atexit = False
+    def end(self) -> None:
+        """Note that the state dict is gone: without a lock, Python may collect it anywhere."""
+        self._gone = True
+        self._told.put(None)
 
     @property
     def ended(self) -> bool:
         thread = self._thread
-        return self._gone.is_set() or (
+        return self._gone or (
             thread is not None and (thread is threading.current_thread() or not thread.is_alive())
         )
 
@@ -118,16 +122,20 @@ class _Turn:
                     f"a staged save had not ended after {timeout} s: wait for its future, drop "
                     "the state dict that stage() gave, or allow more saves at once"
                 )
-            self._gone.wait(_LOOK_AGAIN_S)
+            with suppress(Empty):
+                self._told.get(timeout=_LOOK_AGAIN_S)
 
 
 class _Staged(dict[str, Any]):
     """A staged state dict. torch reads its items once, where the save begins."""
 
     def __init__(self, copied: dict[str, Any], turn: _Turn) -> None:
-        super().__init__(copied)
         self._turn = turn
-        turn.end_with(self)
+        super().__init__(copied)
+
+    def __del__(self) -> None:
+        self.clear()  # first: whoever waits for the turn wants the memory
+        self._turn.end()
 
     def items(self) -> dict_items[str, Any]:
         self._turn.begin()

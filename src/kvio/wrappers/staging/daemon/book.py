@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
-from kvio.errors import BlockExistsError, BlockNotFoundError, TierNotDrainedError
+from kvio.errors import (
+    BlockExistsError,
+    BlockNotFoundError,
+    StoreClosedError,
+    TierNotDrainedError,
+)
 from kvio.types import Receipt
 from kvio.wrappers.staging import failures
 from kvio.wrappers.staging.daemon.faults import error_of
@@ -41,6 +47,8 @@ class Book:
         self.lost: TierNotDrainedError | None = None
         self.hearing: threading.Thread | None = None
         self._path = path
+        self._writers = 0
+        self._refusing = False
         self._heard = 0
         self._due = 0
         self._moved = threading.Condition(gate.lock)
@@ -50,6 +58,35 @@ class Book:
         self._failed: dict[int, OpenReceipt] = {}
         self._unreported: dict[int, OpenReceipt] = {}
         self._early: dict[int, Stored | Failed] = {}
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Note a write until it is accepted or has failed: `refuse` waits for it.
+
+        Raises:
+            StoreClosedError: no more are taken.
+        """
+        with self.gate.lock:
+            if self._refusing:
+                raise StoreClosedError("the staging tier is closed")
+            self._writers += 1
+        try:
+            yield
+        finally:
+            with self.gate.lock:
+                self._writers -= 1
+                self._moved.notify_all()
+
+    def refuse(self, timeout: float | None) -> bool:
+        """Take no more writes and wait for those that have begun; False if one was late."""
+        with self.gate.lock:
+            self._refusing = True
+            return self._moved.wait_for(lambda: not self._writers, timeout)
+
+    def take_again(self) -> None:
+        """Take writes again: the tier stays open."""
+        with self.gate.lock:
+            self._refusing = False
 
     def accept(self, key: str, nbytes: int, *, checksum: int | None, sequence: int) -> OpenReceipt:
         """Note a write that the daemon took; how it ended may be known already."""

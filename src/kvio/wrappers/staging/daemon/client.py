@@ -214,18 +214,21 @@ class DaemonTier(StagingTier):
                 self._end(deadline)
 
     def _finish(self, deadline: float | None) -> None:
-        goal = self._book.last
         with suppress(KvioError):  # a daemon that is gone: its receipts have failed
             self._drains.resume()
-            self._drains.ask(goal)
+        written = self._book.refuse(left(deadline))
+        goal = self._book.last
+        self._drains.ask(goal)
         reached = self._book.wait(goal, left(deadline))
         if self._book.lost is None:
             with suppress(StorageError):
                 self._forget_what_is_over()
         keys = self._book.unstored_keys()
-        if keys and self._book.lost is None:
+        if (keys or not written) and self._book.lost is None:
             self._book.take_unreported()
-            raise failures.not_drained(keys, "failed" if reached else "the time was up")
+            self._book.take_again()
+            why = "failed" if reached and written else "the time was up"
+            raise failures.not_drained(keys, why)
 
     def _end(self, deadline: float | None) -> None:
         self._files.end()

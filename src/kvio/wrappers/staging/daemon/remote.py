@@ -157,18 +157,19 @@ class DaemonWrites(StagedWrites):
         nbytes = buffers.total_bytes(parts)
         if if_exists == "error":
             self.look(key, deadline)
-        with self._lines.line() as line:
-            limit = say.microseconds(left(deadline))
-            question = say.Reserve(key, nbytes, if_exists, self._when_full, limit)
-            answer = line.ask(question, timeout=left(deadline))
-            if isinstance(answer, say.Through):
-                return self._pass_through(line, key, parts, nbytes, if_exists, deadline)
-            if isinstance(answer, say.Grant):
-                spans = line.spans_of(answer, self._memory)
-                crc = self._memory.fill(spans, parts, checksum=True).crc32c
-                assert crc is not None, "host memory sums what arrives"
-                answer = line.ask(say.Commit(answer.ticket, crc), timeout=left(deadline))
-        return self._taken(key, nbytes, answer)
+        with self._book.writing():
+            with self._lines.line() as line:
+                limit = say.microseconds(left(deadline))
+                question = say.Reserve(key, nbytes, if_exists, self._when_full, limit)
+                answer = line.ask(question, timeout=left(deadline))
+                if isinstance(answer, say.Through):
+                    return self._pass_through(line, key, parts, nbytes, if_exists, deadline)
+                if isinstance(answer, say.Grant):
+                    spans = line.spans_of(answer, self._memory)
+                    crc = self._memory.fill(spans, parts, checksum=True).crc32c
+                    assert crc is not None, "host memory sums what arrives"
+                    answer = line.ask(say.Commit(answer.ticket, crc), timeout=left(deadline))
+            return self._taken(key, nbytes, answer)
 
     def _is_staged(self, key: str) -> bool:
         return bool(cast("say.Keys", self._lines.ask(say.Present((key,)))).keys)

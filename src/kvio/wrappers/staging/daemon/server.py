@@ -79,6 +79,7 @@ class StageDaemon:
         self._pausing: set[Session] = set()
         self._connections: dict[socket.socket, Connection | None] = {}
         self._threads: set[threading.Thread] = set()
+        self._close_lock = threading.Lock()
         self._ending = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name="kvio-accept", daemon=True)
         self._accepting.start()
@@ -103,16 +104,17 @@ class StageDaemon:
             TierNotDrainedError: blocks failed once more, or were late; ``.keys`` names them. They
                 are lost with the daemon's memory.
         """
-        if self._ending.is_set():
-            return
-        self._ending.set()
         deadline = deadline_of(timeout)
-        self._listener.stop()
-        self._accepting.join()
-        try:
-            self._drain(deadline)
-        finally:
-            self._end(deadline)
+        with self._close_lock:
+            if self._ending.is_set():
+                return
+            self._ending.set()
+            self._listener.stop()
+            self._accepting.join()
+            try:
+                self._drain(deadline)
+            finally:
+                self._end(deadline)
 
     def _drain(self, deadline: float | None) -> None:
         self.retry_failed()

@@ -1,0 +1,94 @@
+"""A client that closes has no write half made, and a daemon is closed for all who close it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import kvio
+from kvio.testing.fakes import WrappedStore
+from kvio.wrappers.staging.daemon.client import DaemonTier
+from kvio.wrappers.staging.daemon.server import StageDaemon
+from tests.staging.daemon.daemons import client_of, until
+from tests.staging.medium import LONG_S, SOON_S, Medium, begin
+
+
+class Copier:
+    """A write whose bytes are on their way until it is let go."""
+
+    def __init__(self, tier: DaemonTier, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._copying, self._gate = threading.Event(), threading.Event()
+        self._fill = tier._memory.fill
+        self.receipts: list[kvio.StagedReceipt] = []
+        monkeypatch.setattr(tier._memory, "fill", self._wait)
+        self._thread = begin(lambda: self.receipts.append(tier.write_block("k", b"data")))
+        assert self._copying.wait(LONG_S)
+
+    def _wait(self, *args: Any, **options: Any) -> Any:
+        self._copying.set()
+        assert self._gate.wait(LONG_S)
+        return self._fill(*args, **options)
+
+    def end(self) -> None:
+        """Let the bytes arrive."""
+        self._gate.set()
+        self._thread.join(LONG_S)
+
+
+def test_a_write_that_has_begun_is_stored_before_the_client_closes(
+    store: WrappedStore[Medium], daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was accepted, so it must not fail for want of a connection; later ones are refused."""
+    tier = client_of(store, daemon)
+    copier = Copier(tier, monkeypatch)
+    closer = begin(tier.close)
+    until(lambda: tier._book._refusing)
+    with pytest.raises(kvio.StoreClosedError):
+        tier.write_block("late", b"")
+    assert not tier._closed
+    copier.end()
+    closer.join(LONG_S)
+
+    assert not closer.is_alive()
+    assert [receipt.level for receipt in copier.receipts] == ["durable"]
+    assert store.wrapper.peek("k") == b"data"
+    assert store.wrapper.peek("late") is None
+
+
+def test_a_client_whose_writes_do_not_end_stays_open(
+    store: WrappedStore[Medium], daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so in time, and takes writes again."""
+    tier = client_of(store, daemon)
+    copier = Copier(tier, monkeypatch)
+    with pytest.raises(kvio.TierNotDrainedError, match="the time was up"):
+        tier.close(timeout=SOON_S)
+    copier.end()
+    tier.write_block("again", b"data").wait(timeout=LONG_S)
+    tier.close(timeout=LONG_S)
+
+    assert [receipt.level for receipt in copier.receipts] == ["durable"]
+
+
+def test_a_second_one_who_closes_the_daemon_waits_for_the_first(
+    store: WrappedStore[Medium], daemon: StageDaemon
+) -> None:
+    """What was accepted is stored when either returns."""
+    with client_of(store, daemon) as tier:
+        store.wrapper.hold("k")
+        receipt = tier.write_block("k", b"data")
+        store.wrapper.wait_for("begin", "k")
+        first = begin(daemon.close)
+        assert daemon._ending.wait(LONG_S)
+        second = begin(daemon.close)
+        second.join(SOON_S)
+        assert second.is_alive()
+        store.wrapper.let_go()
+        for closer in (first, second):
+            closer.join(LONG_S)
+
+        assert not first.is_alive()
+        assert not second.is_alive()
+        assert receipt.wait(timeout=LONG_S).nbytes == 4
