@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import struct
 import threading
 from collections.abc import Iterator
@@ -120,3 +123,24 @@ def test_an_index_that_is_missing_is_named(root: Path) -> None:
         indexes.of("a")
     (root / "a.off.idx").write_bytes(offsets)
     assert bytes(indexes.of("a").read(2)) == CONTENT[90:]
+
+
+@pytest.mark.usefixtures("root")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_worker_forked_while_others_read_can_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks that threads of the parent held at the fork are nobody's in the child."""
+    indexes = indexed.shared("dataset")
+    monkeypatch.setattr(indexes, "_reading", {"a": threading.Lock()})
+    held = [blocks._opening, counts._making, indexed._sharing, indexes._lock, indexes._reading["a"]]
+    with contextlib.ExitStack() as locks:
+        for lock in held:
+            locks.enter_context(lock)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)  # a child that waits must not stay
+            code = 1
+            try:
+                code = int(bytes(indexed.shared("dataset").of("a").read(0)) != CONTENT[:20])
+            finally:
+                os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -54,6 +55,14 @@ def _store(url: str, options: tuple[tuple[str, Any], ...]) -> kvio.Store:
 def _open(url: str, options: tuple[tuple[str, Any], ...]) -> kvio.Store:
     given: Mapping[str, Any] = dict(options)
     return kvio.open_store(url, layout="plain", options=given)
+
+
+def _after_fork() -> None:
+    global _opening  # another thread of the parent may have held it
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def write_sample(key: str, data: Any) -> None:

@@ -123,6 +123,14 @@ def add(name: str, nbytes: int, *, begun_ns: int) -> None:
     tally.add(name, nbytes, begun_ns=begun_ns)
 
 
+def _after_fork() -> None:
+    global _making  # another thread of the parent may have held it
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def total() -> Counts:
     """Sum what this rank and its workers counted, those that have died included."""
     found = Counts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any, Final
@@ -75,6 +76,10 @@ class Indexes:
                 self._found[key] = _read(key)
             return self._found[key]
 
+    def renew_locks(self) -> None:
+        """Let go in a forked child: other threads of the parent may have held the locks."""
+        self._lock, self._reading = threading.Lock(), {}
+
 
 def _read(key: str) -> Index:
     offsets, sizes = _numbers(key + _OFFSETS), _numbers(key + _SIZES)
@@ -104,3 +109,13 @@ def shared(dataset: str) -> Indexes:
     """
     with _sharing:
         return _shared.setdefault(dataset, Indexes())
+
+
+def _after_fork() -> None:
+    global _sharing
+    _sharing = threading.Lock()
+    for indexes in _shared.values():
+        indexes.renew_locks()
+
+
+os.register_at_fork(after_in_child=_after_fork)
