@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import Any
 
@@ -11,7 +12,7 @@ import kvio
 from kvio.testing.fakes import WrappedStore
 from kvio.wrappers.staging.daemon.client import DaemonTier
 from kvio.wrappers.staging.daemon.server import StageDaemon
-from tests.staging.daemon.daemons import client_of, until
+from tests.staging.daemon.daemons import client_of, serving, until
 from tests.staging.medium import LONG_S, SOON_S, Medium, begin
 
 
@@ -92,3 +93,14 @@ def test_a_second_one_who_closes_the_daemon_waits_for_the_first(
         assert not first.is_alive()
         assert not second.is_alive()
         assert receipt.wait(timeout=LONG_S).nbytes == 4
+
+
+def test_a_client_that_the_daemon_knows_no_more_closes(store: WrappedStore[Medium]) -> None:
+    """Its events broke off, so it has lost its session, and has nothing to wait for."""
+    with serving(store, drain_from="high_water") as daemon:
+        tier = client_of(store, daemon)
+        tier._lines.events.shutdown(socket.SHUT_RDWR)
+        until(lambda: tier._book.lost is not None and not daemon._sessions)
+        tier.close(timeout=LONG_S)
+
+        assert tier._closed

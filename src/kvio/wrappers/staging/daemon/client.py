@@ -218,7 +218,8 @@ class DaemonTier(StagingTier):
             self._drains.resume()
         written = self._book.refuse(left(deadline))
         goal = self._book.last
-        self._drains.ask(goal)
+        with suppress(KvioError):
+            self._drains.ask(goal)
         reached = self._book.wait(goal, left(deadline))
         if self._book.lost is None:
             with suppress(StorageError):
@@ -258,7 +259,10 @@ class DaemonTier(StagingTier):
 
 
 def _pages(receipts: Collection[OpenReceipt]) -> list[tuple[int, ...]]:
-    """Give the numbers of writes, as many at a time as fit a question; one page at least."""
+    """Give the numbers of writes, as many at a time as fit a question.
+
+    One page at least: who asks notices that the daemon is gone.
+    """
     numbers = sorted(receipt.sequence for receipt in receipts)
     most = say.MAX_SEQUENCES
     return [tuple(numbers[at : at + most]) for at in range(0, len(numbers), most)] or [()]

@@ -338,10 +338,10 @@ class Connection:
         return [say.Sequences(self._session.told, tuple(driven))]
 
     def _discard(self, question: say.Discard) -> Sequence[say.Message]:
-        receipt = self._session.find_failed(question.sequence)
-        gone = receipt is not None and self._ledger.discard(receipt)
-        if receipt is not None and gone:
-            self._session.forget([receipt])
+        receipts = self._session.failed([question.sequence])
+        gone = any(self._ledger.discard(one) for one in receipts)
+        if gone:
+            self._session.forget(receipts)
         return [say.Done(int(gone))]
 
     def _over(self, question: say.Over) -> Sequence[say.Message]:

@@ -58,11 +58,6 @@ class Session:
         for receipt in again:
             self.watch(receipt)
 
-    def find_failed(self, sequence: int) -> OpenReceipt | None:
-        """Give a failed write of this client."""
-        with self._more:
-            return next((one for one in self._failed if one.sequence == sequence), None)
-
     def failed(self, numbers: Collection[int]) -> dict[OpenReceipt, int]:
         """Give those of some writes that failed, and how often each had been driven again."""
         wanted = set(numbers)
