@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kvio.filesystem.mounts import mount_of, parse_mounts
 from kvio.placement import Topology
-from kvio.placement.mounts import mount_of, parse_mounts
 from tests.placement import trees
 from tests.placement.trees import Shape, block, link, mapped, mount, nvme, partition, put
 

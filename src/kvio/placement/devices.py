@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvio.filesystem.layers import (
+    DEEPEST,
+    MEMORY_FILE_SYSTEMS,
+    block_at,
+    block_of_number,
+    blocks_named,
+    place_of,
+)
+from kvio.filesystem.mounts import Mount
+from kvio.filesystem.sysfs import Tree
 from kvio.placement.cpulist import parse_number
-from kvio.placement.mounts import Mount, mount_of, parse_mounts
 from kvio.placement.network import NETWORK_FILE_SYSTEMS, interfaces_of
-from kvio.placement.sysfs import Tree
 
-MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs", "rootfs", "hugetlbfs", "devtmpfs"})
-#: A path may lie on a file that lies on a path …: loop devices and overlays.
-_DEEPEST: Final = 8
-_BLOCK: Final = "/sys/class/block"
-_BTRFS: Final = "/sys/fs/btrfs"
 _CONTROLLER: Final = re.compile(r"nvme[0-9]+").fullmatch
 
 
@@ -64,46 +66,20 @@ def node_above(tree: Tree, directory: str) -> int | None:
 
 def locate_path(tree: Tree, path: str, *, depth: int = 0) -> Location:
     """Find the hardware below a path: through mounts, partitions, and devices made of others."""
-    if depth > _DEEPEST:
+    if depth > DEEPEST:
         return Location((), f"{path} lies on itself")
     try:
-        name, plain, device = _look(tree, path)
+        place = place_of(tree, path)
     except (OSError, ValueError) as exc:
         return Location((), f"{path}: {getattr(exc, 'strerror', None) or exc}")
-    mounts = tuple(parse_mounts(tree.text("/proc/self/mountinfo") or ""))
-    mount = mount_of(mounts, plain, device)
-    number = device if device is not None and device[0] else mount.device if mount else None
-    if number is not None and number[0]:
+    mount, number = place.mount, place.number
+    if number is not None:
         kind = f" ({mount.kind})" if mount is not None and mount.device == number else ""
-        block = f"/sys/dev/block/{number[0]}:{number[1]}"
-        return location_of(f"{name}{kind}", _hardware(tree, block, depth))
+        hardware = _hardware(tree, block_of_number(number), depth)
+        return location_of(f"{place.name}{kind}", hardware)
     if mount is None:
-        return Location((), f"{name}: the kernel lists no mount for it")
-    return _locate_without_number(tree, name, mount, depth)
-
-
-def _look(tree: Tree, path: str) -> tuple[str, str, tuple[int, int] | None]:
-    """Give what to call a path, the path without links, and its device number.
-
-    Of what is not there yet the nearest directory above counts, where it would be made. A copy of
-    a machine has no such files, and tells no numbers.
-    """
-    if not tree.is_system:
-        return path, os.path.normpath("/" + path.lstrip("/")), None
-    whole = os.path.realpath(path)
-    plain, seen = _nearest(whole)
-    number = seen.st_rdev if stat.S_ISBLK(seen.st_mode) else seen.st_dev
-    name = path if plain == whole else f"{path}, not there yet, in {plain}"
-    return name, plain, (os.major(number), os.minor(number))
-
-
-def _nearest(path: str) -> tuple[str, os.stat_result]:
-    """Look at a path, or at the nearest directory above it that is there."""
-    while True:
-        try:
-            return path, os.stat(path)
-        except FileNotFoundError:
-            path = os.path.dirname(path)
+        return Location((), f"{place.name}: the kernel lists no mount for it")
+    return _locate_without_number(tree, place.name, mount, depth)
 
 
 def _locate_without_number(tree: Tree, name: str, mount: Mount, depth: int) -> Location:
@@ -116,7 +92,7 @@ def _locate_without_number(tree: Tree, name: str, mount: Mount, depth: int) -> L
     if mount.kind in NETWORK_FILE_SYSTEMS:
         return _locate_network(tree, what, mount)
     if mount.source.startswith("/dev/"):
-        blocks = _blocks_named(tree, mount.source)
+        blocks = blocks_named(tree, mount.source)
         found = (device for block in blocks for device in _hardware(tree, block, depth))
         return location_of(what, found)
     return Location((), f"{what}: its devices are not told")
@@ -142,40 +118,19 @@ def _locate_network(tree: Tree, what: str, mount: Mount) -> Location:
     return found
 
 
-def _blocks_named(tree: Tree, source: str) -> tuple[str, ...]:
-    """Find the block devices of a mount's source in sysfs; for btrfs all of its devices."""
-    name = (tree.real(source) if tree.is_system else None) or source
-    name = name.removeprefix("/dev/").replace("/", "!")  # as sysfs writes it
-    if name.startswith("mapper!"):
-        wanted = name.removeprefix("mapper!")
-        maps = (block for block in tree.names(_BLOCK) if block.startswith("dm-"))
-        texts = ((block, tree.text(f"{_BLOCK}/{block}/dm/name") or "") for block in maps)
-        name = next((block for block, text in texts if text.strip() == wanted), name)
-    for volume in tree.names(_BTRFS):
-        members = tree.names(f"{_BTRFS}/{volume}/devices")
-        if name in members:
-            return tuple(f"{_BTRFS}/{volume}/devices/{member}" for member in members)
-    return (f"{_BLOCK}/{name}",)
-
-
 def _hardware(tree: Tree, link: str, depth: int) -> Iterator[Device]:
     """Yield what a block device is made of in the end."""
-    directory = tree.real(link)
-    name = os.path.basename(directory or link)
-    if directory is None or depth > _DEEPEST:
-        yield Device(name, None)
-        return
-    file = (tree.text(f"{directory}/loop/backing_file") or "").rstrip("\n")
-    if tree.text(f"{directory}/partition") is not None:
-        yield from _hardware(tree, os.path.dirname(directory), depth + 1)
-    elif parts := tree.names(f"{directory}/slaves"):
-        for part in parts:
-            yield from _hardware(tree, f"{directory}/slaves/{part}", depth + 1)
-    elif file:
-        nodes: Sequence[int | None] = locate_path(tree, file, depth=depth + 1).nodes or (None,)
-        yield from (Device(f"{name} on {file}", node) for node in nodes)
+    block = block_at(tree, link)
+    if block.directory is None or depth > DEEPEST:
+        yield Device(block.name, None)
+    elif block.parts:
+        for part in block.parts:
+            yield from _hardware(tree, part, depth + 1)
+    elif block.file is not None:
+        nodes: Sequence[int | None] = locate_path(tree, block.file, depth=depth + 1).nodes
+        yield from (Device(f"{block.name} on {block.file}", node) for node in nodes or (None,))
     else:
-        places = _controllers(tree, directory) or (directory,)
+        places = _controllers(tree, block.directory) or (block.directory,)
         yield from (Device(os.path.basename(at), node_above(tree, at)) for at in places)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from kvio.filesystem.sysfs import Tree
 from kvio.placement.devices import Device, Location, location_of, node_above
-from kvio.placement.sysfs import Tree
 
 _DRIVER: Final = "/proc/driver/nvidia/gpus"
 _BOUND: Final = "/sys/bus/pci/drivers/nvidia"

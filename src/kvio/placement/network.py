@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kvio.placement.mounts import Mount
-from kvio.placement.sysfs import Tree
+from kvio.filesystem.mounts import Mount
+from kvio.filesystem.sysfs import Tree
 
 NETWORK_FILE_SYSTEMS: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "afs", "9p", "gfs2", "ocfs2"}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvio.errors import ConfigError
+from kvio.filesystem.sysfs import Tree
 from kvio.placement.cpulist import format_cpulist, parse_cpulist, parse_number
-from kvio.placement.sysfs import Tree
 
 _CPU: Final = "/sys/devices/system/cpu"
 _NODE: Final = "/sys/devices/system/node"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from kvio.errors import ConfigError
+from kvio.filesystem.sysfs import Tree, tree_at
 from kvio.placement.cpulist import format_cpulist
 from kvio.placement.devices import Location, locate_path
 from kvio.placement.gpus import CudaNames, locate_cuda
 from kvio.placement.reading import Core, Reading
-from kvio.placement.sysfs import Tree, tree_at
 
 #: A node's distance to itself, as ACPI defines it; all others are ratios to it.
 LOCAL_DISTANCE: Final = 10

@@ -22,8 +22,8 @@ from kvio.cli.output import parse_duration
 from kvio.connectors.dlio import decoding, tfrecord
 from kvio.connectors.dlio.names import key_of
 from kvio.errors import ConfigError, InvalidKeyError, KvioError
+from kvio.filesystem.mounts import mount_of, parse_mounts
 from kvio.placement.cpulist import parse_cpulist, parse_number
-from kvio.placement.mounts import mount_of, parse_mounts
 from kvio.placement.network import _route
 from kvio.s3.options import options_from_url
 from kvio.sharedfile import index, plan

@@ -1,0 +1,249 @@
+"""From a path to what it lies on: file systems on devices, or on other file systems.
+
+An overlay writes to its upper directory, a loop device to a file, and either lies on a file system
+again. A container hides the paths of its host; what is hidden is reported, never guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kvio.filesystem.mounts import Mount, mount_of, parse_mounts
+from kvio.filesystem.sysfs import Tree
+
+MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs", "rootfs", "hugetlbfs", "devtmpfs"})
+#: Block devices whose bytes are in memory: brd and zram.
+_is_memory_device: Final = re.compile(r"(ram|zram)[0-9]+").fullmatch
+#: A path may lie on a file that lies on a path …: loop devices and overlays.
+DEEPEST: Final = 8
+_BLOCK: Final = "/sys/class/block"
+_BTRFS: Final = "/sys/fs/btrfs"
+_EXT4: Final = "/sys/fs/ext4"
+#: What the sysfs file ``journal_task`` of an ext4 says where there is no journal (Linux 5.3).
+_NO_JOURNAL: Final = "<none>"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The file system that holds a directory's names and files, below all overlays.
+
+    Attributes:
+        kind: its type, as mount(2) calls it.
+        device: its block device in sysfs, without links; None: it has none, or it is hidden.
+    """
+
+    kind: str
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a path was found to lie on.
+
+    Attributes:
+        holder: the file system that holds it; None: not visible.
+        memory: what of it is memory, in a sentence; None: nothing that is visible.
+        hidden: what could not be looked at, in a sentence; None: all of it was.
+    """
+
+    holder: Holder | None
+    memory: str | None
+    hidden: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block device: what it is made of.
+
+    Attributes:
+        name: as the kernel calls it.
+        directory: in sysfs, without links; None: it is not there.
+        parts: the devices it is made of, in sysfs: the disk of a partition, members of an array.
+        file: the file below a loop device.
+    """
+
+    name: str
+    directory: str | None
+    parts: tuple[str, ...] = ()
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path, and the mount it is on.
+
+    Attributes:
+        name: what to call it.
+        plain: the path without links.
+        device: its device number, where the kernel could be asked.
+        mount: None: the kernel lists none for it.
+    """
+
+    name: str
+    plain: str
+    device: tuple[int, int] | None
+    mount: Mount | None
+
+    @property
+    def number(self) -> tuple[int, int] | None:
+        """The number of its block device; None: its file system has none of its own."""
+        if self.device is not None and self.device[0]:
+            return self.device
+        number = self.mount.device if self.mount is not None else None
+        return number if number is not None and number[0] else None
+
+
+def place_of(tree: Tree, path: str) -> Place:
+    """Find the mount of a path.
+
+    Of what is not there yet the nearest directory above counts, where it would be made. A copy of
+    a machine has no such files, and has no device numbers.
+
+    Raises:
+        OSError, ValueError: the path cannot be looked at.
+    """
+    name, plain, device = path, os.path.normpath("/" + path.lstrip("/")), None
+    if tree.is_system:
+        whole = os.path.realpath(path)
+        plain, seen = _nearest(whole)
+        number = seen.st_rdev if stat.S_ISBLK(seen.st_mode) else seen.st_dev
+        name = path if plain == whole else f"{path}, not there yet, in {plain}"
+        device = (os.major(number), os.minor(number))
+    mounts = tuple(parse_mounts(tree.text("/proc/self/mountinfo") or ""))
+    return Place(name, plain, device, mount_of(mounts, plain, device))
+
+
+def _nearest(path: str) -> tuple[str, os.stat_result]:
+    """Look at a path, or at the nearest directory above it that is there."""
+    while True:
+        try:
+            return path, os.stat(path)
+        except FileNotFoundError:
+            path = os.path.dirname(path)
+
+
+def block_of_number(number: tuple[int, int]) -> str:
+    """Return where sysfs has a block device."""
+    return f"/sys/dev/block/{number[0]}:{number[1]}"
+
+
+def blocks_named(tree: Tree, source: str) -> tuple[str, ...]:
+    """Find the block devices of a mount's source in sysfs; for btrfs all of its devices."""
+    name = (tree.real(source) if tree.is_system else None) or source
+    name = name.removeprefix("/dev/").replace("/", "!")  # as sysfs writes it
+    if name.startswith("mapper!"):
+        wanted = name.removeprefix("mapper!")
+        maps = (block for block in tree.names(_BLOCK) if block.startswith("dm-"))
+        texts = ((block, tree.text(f"{_BLOCK}/{block}/dm/name") or "") for block in maps)
+        name = next((block for block, text in texts if text.strip() == wanted), name)
+    for volume in tree.names(_BTRFS):
+        members = tree.names(f"{_BTRFS}/{volume}/devices")
+        if name in members:
+            return tuple(f"{_BTRFS}/{volume}/devices/{member}" for member in members)
+    return (f"{_BLOCK}/{name}",)
+
+
+def block_at(tree: Tree, link: str) -> Block:
+    """Look at a block device in sysfs."""
+    directory = tree.real(link)
+    name = os.path.basename(directory or link)
+    if directory is None:
+        return Block(name, None)
+    if tree.text(f"{directory}/partition") is not None:
+        return Block(name, directory, (os.path.dirname(directory),))
+    slaves = tuple(f"{directory}/slaves/{part}" for part in tree.names(f"{directory}/slaves"))
+    file = (tree.text(f"{directory}/loop/backing_file") or "").rstrip("\n")
+    return Block(name, directory, slaves, file or None)
+
+
+def blocks_below(tree: Tree, place: Place) -> tuple[str, ...]:
+    """Return the block devices, in sysfs, that a mount's file system is on; none: it has none."""
+    if place.number is not None:
+        return (block_of_number(place.number),)
+    if place.mount is not None and place.mount.source.startswith("/dev/"):
+        return blocks_named(tree, place.mount.source)
+    return ()
+
+
+def ground_of(tree: Tree, path: str) -> Ground:
+    """Find out what a path lies on, down to the devices, as far as the kernel shows it."""
+    try:
+        place = place_of(tree, path)
+    except (OSError, ValueError) as exc:
+        return Ground(None, None, f"{path}: {getattr(exc, 'strerror', None) or exc}")
+    if place.mount is None:
+        return Ground(None, None, f"the mount of {path} is not visible here")
+    found = list(_beneath(tree, path, place, 0))
+    return Ground(
+        _holder_of(tree, place, 0),
+        next((text for is_memory, text in found if is_memory), None),
+        next((text for is_memory, text in found if not is_memory), None),
+    )
+
+
+def has_journal(tree: Tree, holder: Holder | None) -> bool | None:
+    """Tell whether an ext2, ext3 or ext4 has a journal; None: the kernel does not say."""
+    if holder is None or holder.device is None:
+        return None
+    task = tree.text(f"{_EXT4}/{os.path.basename(holder.device)}/journal_task")
+    return None if task is None or not task.strip() else task.strip() != _NO_JOURNAL
+
+
+def _holder_of(tree: Tree, place: Place, depth: int) -> Holder | None:
+    mount = place.mount
+    if mount is None or depth > DEEPEST:
+        return None
+    if mount.kind == "overlay":
+        upper = mount.option("upperdir")
+        if upper is None or tree.real(upper) is None:
+            return None
+        return _holder_of(tree, place_of(tree, upper), depth + 1)
+    blocks = blocks_below(tree, place)
+    return Holder(mount.kind, tree.real(blocks[0]) if blocks else None)
+
+
+def _beneath(tree: Tree, path: str, place: Place, depth: int) -> Iterator[tuple[bool, str]]:
+    """Yield what is memory (True) and what is hidden (False) below a path."""
+    mount = place.mount
+    if depth > DEEPEST or mount is None:
+        yield False, f"the mount of {path} is not visible here"
+    elif mount.kind in MEMORY_FILE_SYSTEMS:
+        yield True, f"{path} is on {mount.kind}, which is memory"
+    elif mount.kind == "overlay":
+        yield from _beneath_file(tree, "the upper directory", mount.option("upperdir"), depth)
+    else:
+        for block in blocks_below(tree, place):
+            yield from _beneath_block(tree, block, depth)
+
+
+def _beneath_file(
+    tree: Tree, what: str, path: str | None, depth: int
+) -> Iterator[tuple[bool, str]]:
+    if path is None or tree.real(path) is None:
+        yield False, f"{what}{f' {path}' if path else ''} is not visible here"
+        return
+    try:
+        place = place_of(tree, path)
+    except (OSError, ValueError):
+        yield False, f"{what} {path} is not visible here"
+        return
+    for is_memory, text in _beneath(tree, path, place, depth + 1):
+        yield is_memory, f"{what}: {text}"
+
+
+def _beneath_block(tree: Tree, link: str, depth: int) -> Iterator[tuple[bool, str]]:
+    block = block_at(tree, link)
+    if depth > DEEPEST or block.directory is None:
+        yield False, f"the device {block.name} is not visible here"
+    elif block.parts:
+        for part in block.parts:
+            yield from _beneath_block(tree, part, depth + 1)
+    elif block.file is not None:
+        yield from _beneath_file(tree, f"the file of {block.name}", block.file, depth)
+    elif _is_memory_device(block.name):
+        yield True, f"the device {block.name} is memory"
