@@ -14,6 +14,7 @@ import pytest
 
 from .faults.reporting import pytest_terminal_summary as pytest_terminal_summary
 from .media import IN_MEMORY, filesystem_of
+from .posix import mounts
 
 #: A third party's distribution with tests of its own; tests/test_registry.py installs it.
 collect_ignore = ["plugin_dist"]
@@ -65,6 +66,22 @@ def real_disk(disk_path: Path, disk_filesystem: str) -> Path:
     if disk_filesystem in IN_MEMORY:
         pytest.skip(f"{disk_path.parent} is {disk_filesystem}, not a disk: set KVIO_TEST_DIR")
     return disk_path
+
+
+@pytest.fixture
+def journaled_disk(real_disk: Path, disk_filesystem: str) -> Iterator[Path]:
+    """Return a fresh directory where a file synced without a name keeps its bytes.
+
+    That is xfs, or ext4 with a journal; root mounts one where the disk is neither.
+    """
+    device = os.stat(real_disk).st_dev
+    name = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve().name
+    journals = list(Path("/proc/fs/jbd2").glob(f"{name}-*"))  # jbd2 has a directory for each
+    if disk_filesystem == "xfs" or (disk_filesystem == "ext4" and journals):
+        yield real_disk
+        return
+    with mounts.loop_filesystem("ext4", real_disk, "-N", "8192", size_mib=64) as root:
+        yield root
 
 
 @pytest.fixture

@@ -178,11 +178,12 @@ def _about_io(medium: Medium) -> Iterator[Finding]:
 def _durable(medium: Medium) -> Finding:
     reason = medium.not_durable_because
     if reason is None:
+        meaning = "With durability=durable a receipt means the block survives a power loss"
         return Finding(
             "durable writes",
             "promised",
             True,
-            "With durability=durable a receipt means the block survives a power loss.",
+            f"{'; '.join((meaning, *medium.durable_notes))}.",
         )
     return Finding(
         "durable writes",
@@ -299,7 +300,7 @@ def _recommend(path: str, medium: Medium, permissions: Finding) -> tuple[str, tu
         advice.append("Run kvio tune on it once: it measures when to bypass the page cache.")
     if medium.not_durable_because is None:
         advice.append("Add ?durability=durable where a block must survive a power loss.")
-    elif medium.name in ("tmpfs", "ramfs"):
+    elif medium.in_memory:
         advice.append("Good for a cache; nothing here survives a power loss.")
     else:
         advice.append(

@@ -1,8 +1,8 @@
-"""What a mounted file system is, and whether its fsync can be believed.
+"""What a mounted file system is, and whether its fsync can be trusted.
 
-Answers come from trying (``kvio_probe``), from statfs(2), and from the mount options in
-/proc/self/mountinfo; the durability table is DESIGN section 3 turned into code: a promise is
-refused unless there is a reason to make it.
+Answers come from trying (``kvio_probe``), from statfs(2), from the mount options in
+/proc/self/mountinfo, and from what lies below (`kvio.filesystem.layers`). docs/durability.md has
+the table: a promise is refused unless there is a reason to make it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from kvio import _native
+from kvio.filesystem.layers import (
+    Ground,
+    Holder,
+    block_of_number,
+    ground_of,
+    has_journal,
+)
+from kvio.filesystem.sysfs import tree_at
 
 #: statfs(2) magic numbers, from linux/magic.h and the file systems' own headers.
 _NAMES: Final = {
@@ -36,18 +44,19 @@ _NAMES: Final = {
     0xFE534D42: "smb2",
     0x01021997: "9p",
 }
-_DURABLE: Final = frozenset(
-    ("ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "lustre", "gpfs", "ceph", "beegfs")
-)
-#: Where the bytes of a file that was synced while it had no name are there after a power cut
-#: that follows its name. btrfs logs nothing of such a file before Linux 6.16: a name over no bytes.
-_SYNCS_THE_NAMELESS: Final = frozenset(("ext4", "xfs"))
-_LIES: Final = {
-    "tmpfs": "tmpfs is memory: nothing on it survives a power loss",
-    "ramfs": "ramfs is memory: nothing on it survives a power loss",
+#: Their fsync is honest, as kvio's power cuts showed (docs/durability.md).
+_SHOWN: Final = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "overlay"))
+#: Their fsync is honest by their documentation; kvio's tests did not cut their power.
+_DOCUMENTED: Final = frozenset(("f2fs", "zfs", "bcachefs", "lustre", "gpfs", "ceph", "beegfs"))
+#: They write names and inodes together, by a journal, a log or copy-on-write. The ext family does
+#: so where it has a journal.
+_JOURNALED: Final = frozenset(("xfs", "btrfs", "f2fs", "zfs", "bcachefs"))
+_EXT: Final = ("ext2", "ext3", "ext4")
+_UNTRUSTED: Final = {
     "fuse": "a FUSE server without fsync or fsyncdir reports success all the same",
     "nfs": "an async NFS export acknowledges what it has not stored, and a client cannot tell",
 }
+_IN_MEMORY: Final = ("tmpfs", "ramfs")
 #: By device and mounts: what was found there.
 _known: dict[tuple[int, int], Medium] = {}
 _KNOWN_AT_MOST: Final = 64
@@ -61,17 +70,22 @@ class Medium:
     Attributes:
         name: of the file system, or its magic number in hexadecimal.
         mount_options: as the kernel lists them, empty where /proc is absent.
-        not_durable_because: why fsync is not believed, or None.
+        not_durable_because: why fsync is not trusted, or None.
+        in_memory: the root itself is memory: no option makes it durable.
+        journaled: names and inodes reach the disk together; False also where that is unknown.
         direct_io: direct I/O works and bypasses the page cache.
         memory_align, offset_align: what direct I/O asks of memory and of offsets and lengths.
         tmpfile: O_TMPFILE and a way to link it exist.
         tmpfile_durable: and what was synced before it had a name survives with the name.
-        notes: what a user should know.
+        durable_notes: what a promise of ``durable`` rests on besides.
+        notes: what a user should know, these included.
     """
 
     name: str
     mount_options: str
     not_durable_because: str | None
+    in_memory: bool
+    journaled: bool
     direct_io: bool
     memory_align: int
     offset_align: int
@@ -80,6 +94,7 @@ class Medium:
     dontcache: bool
     cachestat: bool
     probe: dict[str, int]
+    durable_notes: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -90,17 +105,25 @@ def examine(dirfd: int, probe_name: str) -> Medium:
         OSError: no file can be made in the directory.
     """
     probe = _native.probe(dirfd, probe_name)
-    name = _NAMES.get(probe["fs_magic"], hex(probe["fs_magic"]))
+    ground = _ground(dirfd)
+    name = _name_of(probe["fs_magic"], ground)
+    holder = _holder_of(dirfd, name, ground)
+    journal = has_journal(tree_at("/"), holder)
     options = _mount_options(dirfd)
     tmpfile = probe["tmpfile"] == 0 and 0 in (probe["link_empty_path"], probe["link_proc"])
     direct_io, direct_note = _judge_direct(name, probe)
     notes = [direct_note] if direct_note else []
-    doubt = _judge_durable(name, options, probe)
-    tmpfile_durable = tmpfile and name in _SYNCS_THE_NAMELESS
+    doubt = _judge_durable(name, options, probe, ground)
+    journaled = _is_journaled(holder, journal)
+    # btrfs is journaled so, and before Linux 6.16 its log has nothing of a file that was synced
+    # while it had no name. Without a journal the sync of a directory writes no inode.
+    tmpfile_durable = tmpfile and journaled and name in (*_EXT, "xfs")
+    durable_notes = [] if doubt else _notes_on_durable(name, ground, journal)
+    notes += durable_notes
     if tmpfile and not tmpfile_durable and not doubt:
         notes.append(
             "durable blocks are written to named temporaries and renamed: a file that is synced "
-            f"before it has a name may come out empty on {name}"
+            f"before it has a name may be lost on {_described(name, journal)}"
         )
     if not tmpfile:
         notes.append("no usable O_TMPFILE: blocks are written to named temporaries and renamed")
@@ -110,6 +133,8 @@ def examine(dirfd: int, probe_name: str) -> Medium:
         name=name,
         mount_options=options or "",
         not_durable_because=doubt,
+        in_memory=name in _IN_MEMORY,
+        journaled=journaled,
         direct_io=direct_io,
         memory_align=_alignment(probe["dio_memory_align"]),
         offset_align=max(_alignment(probe["dio_offset_align"]), 4096),
@@ -118,6 +143,7 @@ def examine(dirfd: int, probe_name: str) -> Medium:
         dontcache=probe["dontcache"] == 0,
         cachestat=probe["cachestat"] == 0,
         probe=probe,
+        durable_notes=tuple(durable_notes),
         notes=tuple(notes),
     )
 
@@ -159,17 +185,83 @@ def _judge_direct(name: str, probe: dict[str, int]) -> tuple[bool, str]:
     return True, ""
 
 
-def _judge_durable(name: str, options: str | None, probe: dict[str, int]) -> str | None:
+def _ground(dirfd: int) -> Ground:
+    try:
+        path = os.readlink(f"/proc/self/fd/{dirfd}")
+    except OSError:
+        return Ground(None, None, "/proc is not mounted, so what it lies on is not visible here")
+    return ground_of(tree_at("/"), path)
+
+
+def _name_of(magic: int, ground: Ground) -> str:
+    """Name a file system; ext2, ext3 and ext4 share a number, and the mount tells them apart."""
+    name = _NAMES.get(magic, hex(magic))
+    if name == "ext4" and ground.holder is not None and ground.holder.kind in _EXT:
+        return ground.holder.kind
+    return name
+
+
+def is_journaled(dirfd: int) -> bool:
+    """Tell whether names and inodes reach the disk together; False also where it is unknown."""
+    ground = _ground(dirfd)
+    holder = _holder_of(dirfd, _name_of(_native.fs_magic(dirfd), ground), ground)
+    return _is_journaled(holder, has_journal(tree_at("/"), holder))
+
+
+def _holder_of(dirfd: int, name: str, ground: Ground) -> Holder | None:
+    """Find the file system that holds the names: the descriptor's own, but below an overlay."""
+    if name == "overlay":
+        return ground.holder
+    device = os.fstat(dirfd).st_dev
+    block = block_of_number((os.major(device), os.minor(device)))
+    return Holder(name, tree_at("/").real(block))
+
+
+def _is_journaled(holder: Holder | None, journal: bool | None) -> bool:  # noqa: FBT001
+    if holder is None:
+        return False
+    return journal is True if holder.kind in _EXT else holder.kind in _JOURNALED
+
+
+def _judge_durable(
+    name: str, options: str | None, probe: dict[str, int], ground: Ground
+) -> str | None:
     if probe["fsync_dir"]:
         return f"the directory cannot be synced ({errno.errorcode.get(-probe['fsync_dir'], '?')})"
-    if name in _LIES:
-        return _LIES[name]
+    if name in _IN_MEMORY:
+        return f"{name} is memory: nothing on it survives a power loss"
+    if name in _UNTRUSTED:
+        return _UNTRUSTED[name]
     unsafe = [option for option in _UNSAFE_OPTIONS if option in (options or "").split(",")]
     if unsafe:
         return f"{name} is mounted with {unsafe[0]}"
-    if name == "overlay":
-        return None if options is not None else "overlay without /proc: it may be volatile"
-    return None if name in _DURABLE else f"nothing is known of fsync on {name}"
+    if name == "overlay" and options is None:
+        return "overlay without /proc: it may be volatile"
+    if ground.memory is not None:
+        return f"{ground.memory}: nothing on it survives a power loss"
+    return None if name in _SHOWN | _DOCUMENTED else f"nothing is known of fsync on {name}"
+
+
+def _described(name: str, journal: bool | None) -> str:  # noqa: FBT001  # private, by position
+    if name not in _EXT or journal:
+        return name
+    return f"{name} {'without a journal' if journal is False else 'whose journal is not visible'}"
+
+
+def _notes_on_durable(name: str, ground: Ground, journal: bool | None) -> list[str]:  # noqa: FBT001
+    """Say what a promise of ``durable`` rests on, where it is not what kvio's tests showed."""
+    notes = []
+    if name in _DOCUMENTED:
+        notes.append(
+            f"durable on {name} rests on its documentation: kvio's tests did not cut its power"
+        )
+    if ground.hidden is not None:
+        notes.append(f"durable holds if what lies below keeps its promises: {ground.hidden}")
+    if name in _EXT and journal is False:
+        notes.append(
+            f"{name} without a journal: after a power cut e2fsck must run before it is mounted"
+        )
+    return notes
 
 
 def _mount_options(dirfd: int) -> str | None:

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import platform
+import signal
 import struct
 import traceback
 from collections.abc import Callable, Sequence
@@ -62,6 +63,26 @@ def hide_proc() -> None:
     _check(_libc.unshare(_NEW_NAMESPACE))
     _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE_TREE), None))
     _check(_libc.umount2(b"/proc", _DETACH))
+
+
+def hide(path: str | os.PathLike[str]) -> None:
+    """Put an empty directory over a path, for this process alone."""
+    _check(_libc.unshare(_NEW_NAMESPACE))
+    _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE_TREE), None))
+    target = ctypes.c_char_p(os.fsencode(path))
+    _check(_libc.mount(b"none", target, ctypes.c_char_p(b"tmpfs"), ctypes.c_ulong(0), None))
+
+
+def killed(work: Callable[[], object]) -> None:
+    """Run *work* in a forked child, which it must kill."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == -signal.SIGKILL, f"the child ended with {status}"
 
 
 def _check(status: int) -> None:

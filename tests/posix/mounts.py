@@ -18,13 +18,15 @@ from tests.posix import children
 #: Program, its options, and the smallest image it likes, in MiB.
 _MAKERS: dict[str, tuple[list[str], int]] = {
     "ext4": (["mkfs.ext4", "-q", "-F", "-N", "256"], 16),
+    "ext4-nojournal": (["mkfs.ext4", "-q", "-F", "-N", "512", "-O", "^has_journal"], 16),
+    "ext2": (["mkfs.ext2", "-q", "-F", "-N", "512"], 16),
     "xfs": (["mkfs.xfs", "-q", "-f"], 300),
     "btrfs": (["mkfs.btrfs", "-q", "-f", "--mixed"], 64),
 }
 #: How long room that was given up may need to be free: xfs frees inodes behind one's back.
 _BACK_S = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
-_PACKAGES = {"ext4": "e2fsprogs", "xfs": "xfsprogs", "btrfs": "btrfs-progs"}
+_PACKAGES = {"mkfs.xfs": "xfsprogs", "mkfs.btrfs": "btrfs-progs"}
 
 
 def _run(command: list[str]) -> str:
@@ -35,20 +37,22 @@ def _run(command: list[str]) -> str:
 
 
 @contextmanager
-def loop_filesystem(kind: str, work: Path, *options: str) -> Iterator[Path]:
+def loop_filesystem(
+    kind: str, work: Path, *options: str, size_mib: int | None = None
+) -> Iterator[Path]:
     """Mount a fresh file system, made with *options*, from an image below *work*; its root."""
     children.need_root()
-    maker, size_mib = _MAKERS[kind]
+    maker, least_mib = _MAKERS[kind]
     if shutil.which(maker[0]) is None:
-        pytest.skip(f"needs {maker[0]} (Debian package {_PACKAGES[kind]})")
+        pytest.skip(f"needs {maker[0]} (Debian package {_PACKAGES.get(maker[0], 'e2fsprogs')})")
     image, mountpoint = work / f"{kind}.img", work / kind
     image.touch()
-    os.truncate(image, size_mib << 20)
+    os.truncate(image, (size_mib or least_mib) << 20)
     mountpoint.mkdir()
     device = _run(["losetup", "-f", "--show", str(image)])
     try:
         _run([*maker, *options, device])
-        _run(["mount", "-t", kind, device, str(mountpoint)])
+        _run(["mount", "-t", kind.partition("-")[0], device, str(mountpoint)])
         try:
             yield _root_below(mountpoint)
         finally:

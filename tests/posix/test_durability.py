@@ -57,6 +57,14 @@ def durable(root: Path, **options: OptionValue) -> kvio.Store:
         pytest.skip(f"the temporary directory's medium is not durable: {exc}")
 
 
+@pytest.fixture
+def journaled_root(journaled_disk: Path) -> Path:
+    """A root directory where durable blocks are synced before they have a name."""
+    path = journaled_disk / "root"
+    path.mkdir(mode=0o700)
+    return path
+
+
 # What is refused
 
 
@@ -120,10 +128,10 @@ def test_a_receipt_tells_the_level_that_was_reached(root: Path, if_exists: Any) 
         assert calls(fault, "fdatasync", "fsync_dir") == (1, 1)
 
 
-def test_a_batch_shares_directory_syncs(root: Path) -> None:
+def test_a_batch_shares_directory_syncs(journaled_root: Path) -> None:
     """Sixteen durable blocks of one directory cost sixteen data syncs and one directory sync."""
     items = [(f"k{i}", PAYLOAD) for i in range(16)]
-    with durable(root) as store, counting() as fault:
+    with durable(journaled_root) as store, counting() as fault:
         results = store.write_blocks(items)
 
     assert all(r.receipt is not None and r.receipt.level == "durable" for r in results)
@@ -249,10 +257,10 @@ def test_no_sync_without_bytes(root: Path, site: str) -> None:
     assert calls(fault, "fdatasync", "link", "fsync_dir") == (0, 0, 0)
 
 
-def test_a_failed_link_syncs_no_directory(root: Path) -> None:
+def test_a_failed_link_syncs_no_directory(journaled_root: Path) -> None:
     """Without a name there is nothing to sync in the directory."""
     with (
-        durable(root) as store,
+        durable(journaled_root) as store,
         faults.inject("link", error=errno.ENOSPC, times=NEVER) as fault,
         pytest.raises(kvio.StorageFullError),
     ):
@@ -308,14 +316,14 @@ def test_a_failed_close_gives_no_receipt(root: Path, publish: str, error: int) -
     assert not faultlab.temporaries(root)
 
 
-def test_bytes_that_failed_to_sync_are_written_anew(root: Path) -> None:
+def test_bytes_that_failed_to_sync_are_written_anew(journaled_root: Path) -> None:
     """After one EIO the block goes to a fresh inode, which is synced and gets the name."""
-    with durable(root) as store, faults.inject("fdatasync", error=errno.EIO) as fault:
+    with durable(journaled_root) as store, faults.inject("fdatasync", error=errno.EIO) as fault:
         receipt = store.write_block("k", PAYLOAD)
 
     assert receipt.level == "durable"
     assert calls(fault, "open_temp", "fdatasync", "link") == (2, 2, 1)
-    assert (root / "k").read_bytes() == PAYLOAD
+    assert (journaled_root / "k").read_bytes() == PAYLOAD
 
 
 # What the kernel sees
@@ -342,10 +350,10 @@ def trace(root: Path, *options: str) -> list[str]:
     return lines[start + 1 :]
 
 
-def test_the_kernel_sees_the_publish_protocol(root: Path) -> None:
+def test_the_kernel_sees_the_publish_protocol(journaled_root: Path) -> None:
     """open(O_TMPFILE), write, fdatasync of that descriptor, linkat, fsync of the directory."""
-    durable(root).close()
-    lines = trace(root)
+    durable(journaled_root).close()
+    lines = trace(journaled_root)
 
     opened = where(lines, r"openat\(.*O_TMPFILE")
     assert len(opened) == 1
@@ -359,10 +367,10 @@ def test_the_kernel_sees_the_publish_protocol(root: Path) -> None:
     assert link[0] < directory[-1]
 
 
-def test_a_descriptor_that_failed_is_never_synced_again(root: Path) -> None:
+def test_a_descriptor_that_failed_is_never_synced_again(journaled_root: Path) -> None:
     """After EIO from fdatasync that descriptor is closed; another inode is written and synced."""
-    durable(root).close()
-    lines = trace(root, "-e", "inject=fdatasync:error=EIO:when=1")
+    durable(journaled_root).close()
+    lines = trace(journaled_root, "-e", "inject=fdatasync:error=EIO:when=1")
 
     syncs = where(lines, r"fdatasync\(")
     first, second = (lines[number] for number in syncs)
@@ -375,4 +383,4 @@ def test_a_descriptor_that_failed_is_never_synced_again(root: Path) -> None:
     assert closed
     assert reopened
     assert closed[0] < reopened[0]
-    assert (root / "k").read_bytes() == b"x" * 9000
+    assert (journaled_root / "k").read_bytes() == b"x" * 9000

@@ -49,6 +49,14 @@ def root(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def journaled_root(journaled_disk: Path) -> Path:
+    """A root directory where durable blocks are published as visible ones are."""
+    path = journaled_disk / "root"
+    path.mkdir(mode=0o700)
+    return path
+
+
 def check_contract(scenario: Scenario, root: Path) -> kvio.Capabilities:
     """Run one scenario from a known state; it succeeds and leaves what it says."""
     scenario.arrange(root)
@@ -65,14 +73,14 @@ def check_contract(scenario: Scenario, root: Path) -> kvio.Capabilities:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_contract_holds_without(world: str, root: Path) -> None:
+def test_the_contract_holds_without(world: str, journaled_root: Path) -> None:
     """Every operation does the same through its fallback, and capabilities say which it was."""
     refusals, publish = WORLDS[world]
 
     def work() -> str:
         children.refuse(refusals)
         for number, scenario in enumerate(BUFFERED):
-            own = root / str(number)
+            own = journaled_root / str(number)
             own.mkdir(mode=0o700)
             capabilities = check_contract(scenario, own)
             if scenario.options.get("publish", "auto") == "auto":
@@ -157,7 +165,7 @@ def no_proc() -> None:
     ids=["", "and AT_EMPTY_PATH", "and O_TMPFILE"],
 )
 def test_the_contract_holds_without_proc(
-    root: Path, refusals: tuple[Refusal, ...], publish: str
+    journaled_root: Path, refusals: tuple[Refusal, ...], publish: str
 ) -> None:
     """Without /proc nothing is lost but the procfs form of linkat."""
 
@@ -166,7 +174,7 @@ def test_the_contract_holds_without_proc(
         assert not os.path.exists("/proc/self")
         children.refuse(refusals)
         for number, scenario in enumerate(BUFFERED):
-            own = root / str(number)
+            own = journaled_root / str(number)
             own.mkdir(mode=0o700)
             capabilities = check_contract(scenario, own)
             if "publish" not in scenario.options:
@@ -209,7 +217,7 @@ def test_durable_blocks_are_not_synced_without_a_name_where_that_keeps_nothing(
             assert store.capabilities.publish == (NAMED if kind == "btrfs" else EMPTY_PATH)
             assert store.write_block("a", b"bytes").level is kvio.Level.DURABLE
             said = "".join(store.capabilities.notes)
-            assert ("may come out empty on btrfs" in said) is (kind == "btrfs")
+            assert ("may be lost on btrfs" in said) is (kind == "btrfs")
         if kind == "btrfs":
             options = {**durable, "publish": "tmpfile"}
             with pytest.raises(kvio.UnsupportedError, match=r"before it has a name.*leave publish"):

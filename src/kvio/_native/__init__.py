@@ -112,15 +112,19 @@ def check(status: int, path: str = "") -> int:
     return status
 
 
-def open_dir(rootfd: int, path: str, *, create: bool, durable: bool) -> int:
+def open_dir(
+    rootfd: int, path: str, *, create: bool, durable: bool = False, journaled: bool = True
+) -> int:
     """Open a directory below another, made 0700 if asked; the caller closes it.
+
+    *durable*: what is made is synced; *journaled*: see ``KVIO_UNJOURNALED``.
 
     Raises:
         OSError: as the failing system call says; links are never followed.
     """
     call = ffi.new("kvio_call *")
     call.fault = current_fault()
-    call.flags = lib.KVIO_DURABLE if durable else 0
+    call.flags = (lib.KVIO_DURABLE if durable else 0) | (0 if journaled else lib.KVIO_UNJOURNALED)
     return check(lib.kvio_open_dir(call, rootfd, path.encode(), create), path)
 
 
@@ -129,6 +133,13 @@ def probe(dirfd: int, name: str) -> dict[str, int]:
     result = ffi.new("kvio_probe_result *")
     check(lib.kvio_probe(dirfd, os.fsencode(name), result))
     return {field: int(getattr(result, field)) for field, _ in ffi.typeof(result[0]).fields}
+
+
+def fs_magic(fd: int) -> int:
+    """Return the number by which statfs(2) tells file systems apart."""
+    magic = ffi.new("uint64_t *")
+    check(lib.kvio_fs_magic(fd, magic))
+    return int(magic[0])
 
 
 def cached_fraction(fd: int, nbytes: int) -> float | None:

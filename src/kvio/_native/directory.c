@@ -31,6 +31,44 @@ static int make_dir(kvio_call *call, int parent, const char *name)
 	return r;
 }
 
+/* Make the inode behind a descriptor one that its next sync writes.
+ *
+ * Without a journal ext4 keeps what it changes of an inode in a buffer of the inode table
+ * that fsync and fdatasync pass over, unless the inode is marked as changed besides: so
+ * until Linux 7.0 (1308255bbf84, "ext4: fix fsync(2) for nojournal mode").  A chmod marks
+ * it.  Where that is refused, as of a directory of another user, the sync alone decides. */
+void kvio_inode_touch(kvio_fault *fault, int fd)
+{
+	struct stat st;
+
+	if (!sys_fstat(fault, fd, &st))
+		sys_fchmod(fault, fd, st.st_mode & 07777);
+}
+
+static int sync_directory(kvio_call *call, int dirfd)
+{
+	if (call->flags & KVIO_UNJOURNALED)
+		kvio_inode_touch(call->fault, dirfd);
+	return sys_fsync_dir(call->fault, dirfd);
+}
+
+int kvio_sync_dir(kvio_call *call, kvio_op *op)
+{
+	int r = sync_directory(call, op->dirfd);
+
+	return r < 0 ? kvio_failed(op, KVIO_SITE_FSYNC_DIR, r) : 0;
+}
+
+int kvio_sync_file(kvio_call *call, kvio_op *op)
+{
+	int r;
+
+	if (call->flags & KVIO_UNJOURNALED)
+		kvio_inode_touch(call->fault, op->fd);
+	r = sys_fdatasync(call->fault, op->fd);
+	return r < 0 ? kvio_failed(op, KVIO_SITE_FDATASYNC, r) : 0;
+}
+
 static int step_into(kvio_call *call, int parent, const char *name, int create)
 {
 	int flags = O_DIRECTORY | O_NOFOLLOW | O_RDONLY;
@@ -44,7 +82,7 @@ static int step_into(kvio_call *call, int parent, const char *name, int create)
 	}
 	/* Whoever made the directory may not have synced its name. */
 	if (fd >= 0 && create && call->flags & KVIO_DURABLE) {
-		r = sys_fsync_dir(call->fault, parent);
+		r = sync_directory(call, parent);
 		if (r < 0) {
 			sys_close(call->fault, fd);
 			return r;
@@ -111,7 +149,7 @@ static int delete_one(kvio_call *call, kvio_op *op)
 		return -ESTALE;
 	if (!r && call->flags & KVIO_DURABLE) {
 		op->site = KVIO_SITE_FSYNC_DIR;
-		r = sys_fsync_dir(call->fault, op->dirfd);
+		r = sync_directory(call, op->dirfd);
 	}
 	return r;
 }
@@ -133,6 +171,17 @@ int kvio_drop_cache(int fd)
 	if (fdatasync(fd))
 		return -errno;
 	return -posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+}
+
+/* The number by which statfs(2) tells file systems apart. */
+int kvio_fs_magic(int fd, uint64_t *magic)
+{
+	struct statfs fs;
+
+	if (fstatfs(fd, &fs))
+		return -errno;
+	*magic = (uint64_t)fs.f_type;
+	return 0;
 }
 
 static void probe_statx(int fd, kvio_probe_result *result)
@@ -207,13 +256,12 @@ static void probe_rename(int dirfd, const char *name, kvio_probe_result *result)
  * Leaves nothing behind.  Fails only if no file can be made at all. */
 int kvio_probe(int dirfd, const char *name, kvio_probe_result *result)
 {
-	struct statfs fs;
 	int fd, direct;
 
 	memset(result, 0, sizeof(*result));
-	if (fstatfs(dirfd, &fs))
-		return -errno;
-	result->fs_magic = (uint64_t)fs.f_type;
+	fd = kvio_fs_magic(dirfd, &result->fs_magic);
+	if (fd < 0)
+		return fd;
 	result->fsync_dir = fsync(dirfd) ? -errno : 0;
 	probe_links(dirfd, name, result);
 	fd = openat(dirfd, name, O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600);

@@ -44,8 +44,18 @@ def truncate(fd: int, nbytes: int) -> None:
     check(lib.kvio_file_truncate(current_fault(), fd, nbytes))
 
 
-def sync(fd: int) -> None:
-    """Wait until all bytes of a file are on stable storage: fdatasync(2)."""
+def touch(fd: int) -> None:
+    """Make the next sync of a descriptor write its inode too; see ``kvio_inode_touch``."""
+    lib.kvio_inode_touch(current_fault(), fd)
+
+
+def sync(fd: int, *, journaled: bool = True) -> None:
+    """Wait until all bytes of a file are on stable storage: fdatasync(2).
+
+    *journaled*: the file system writes names and inodes together.
+    """
+    if not journaled:
+        touch(fd)
     check(lib.kvio_file_sync(current_fault(), fd))
 
 
@@ -64,6 +74,11 @@ def move(dirfd: int, name: str, to: str, *, replace: bool) -> None:
     check(lib.kvio_name_move(current_fault(), dirfd, fsencode(name), fsencode(to), replace), to)
 
 
+def exchange(dirfd: int, name: str, other: str) -> None:
+    """Let two names of a directory exchange their files in one step."""
+    check(lib.kvio_name_exchange(current_fault(), dirfd, fsencode(name), fsencode(other)), name)
+
+
 def remove(dirfd: int, name: str) -> None:
     """Remove a name."""
     check(lib.kvio_name_remove(current_fault(), dirfd, fsencode(name)), name)
@@ -78,8 +93,10 @@ def flush(fd: int) -> None:
     os.close(os.dup(fd))
 
 
-def sync_dir(dirfd: int) -> None:
+def sync_dir(dirfd: int, *, journaled: bool = True) -> None:
     """Wait until the names of a directory are on stable storage."""
+    if not journaled:
+        touch(dirfd)
     check(lib.kvio_dir_sync(current_fault(), dirfd))
 
 

@@ -35,10 +35,11 @@
 #define KVIO_TRANSFER_ALL -1
 #define KVIO_TRANSFER_HALF -2
 
-/* kvio_call.flags */
+/* kvio_call.flags; UNJOURNALED: names and inodes reach the disk in any order. */
 #define KVIO_TRAILER 1
 #define KVIO_CHECKSUM 2
 #define KVIO_DURABLE 4
+#define KVIO_UNJOURNALED 8
 
 /* kvio_call.if_exists */
 #define KVIO_KEEP 0
@@ -267,6 +268,7 @@ int kvio_read_end(kvio_call *call, kvio_op *op);
 /* Directories.  Paths are relative, made of validated components, never followed through links. */
 int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create);
 int kvio_probe(int dirfd, const char *temp_prefix, kvio_probe_result *result);
+int kvio_fs_magic(int fd, uint64_t *magic);
 int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident,
 		      uint64_t *dirty);
 int kvio_drop_cache(int fd);
@@ -318,8 +320,10 @@ int kvio_file_sync(kvio_fault *fault, int fd);
 int kvio_file_mode(kvio_fault *fault, int fd, unsigned int mode);
 int kvio_file_close(kvio_fault *fault, int fd);
 int kvio_name_move(kvio_fault *fault, int dirfd, const char *from, const char *to, int replace);
+int kvio_name_exchange(kvio_fault *fault, int dirfd, const char *name, const char *other);
 int kvio_name_remove(kvio_fault *fault, int dirfd, const char *name);
 int kvio_dir_sync(kvio_fault *fault, int dirfd);
+void kvio_inode_touch(kvio_fault *fault, int fd);
 
 /* A word of shared memory, and behind it how many wait for it to change. */
 int kvio_wait_word(uint32_t *word, uint32_t value, uint64_t timeout_ns);

@@ -49,11 +49,13 @@ int kvio_trailer_parse(const uint8_t in[KVIO_TRAILER_BYTES], uint64_t file_nbyte
 /* directory.c */
 int kvio_dir_is_gone(kvio_call *call, const kvio_op *op);
 int kvio_remove(kvio_fault *fault, int dirfd, const char *name);
+int kvio_sync_file(kvio_call *call, kvio_op *op);
 
 /* publish.c */
 int kvio_temp_open(kvio_call *call, kvio_op *op);
 int kvio_temp_publish(kvio_call *call, kvio_op *op);
 void kvio_temp_drop(kvio_call *call, kvio_op *op);
+void kvio_drop_replaced(kvio_call *call, kvio_op *op);
 int kvio_sync_dir(kvio_call *call, kvio_op *op);
 
 /* read.c */

@@ -8,8 +8,8 @@
  *     Failure: the inode is dropped and never synced again, because after a
  *     failed fsync the page cache calls pages clean that the disk never got.
  *  3. kvio_temp_publish: linkat or rename.  Failure: no name.
- *  4. kvio_sync_dir.  Failure: the name is visible, its fate after a power cut
- *     is unknown, and the block gets no receipt.
+ *  4. kvio_sync_dir (directory.c).  Failure: the name is visible, its fate after a
+ *     power cut is unknown, and the block gets no receipt.
  *  5. close, checked: NFS reports ENOSPC and EDQUOT as late as here, so a named
  *     temporary is closed before it is renamed.
  *
@@ -191,10 +191,43 @@ static int name_temporary(kvio_call *call, kvio_op *op)
 	return r;
 }
 
+/* Put the temporary in the place of the old block, which gets a second name first.
+ *
+ * Where names and inodes reach the disk in any order, a rename over the old block could
+ * lose it to a power cut: its inode is written as unused, or its bytes are overwritten by
+ * another file's, while the disk still has the old name and not the new one.  So it keeps
+ * a name until the directory is synced; kvio_drop_replaced takes it away.
+ *
+ * A link and not RENAME_EXCHANGE, which would move a directory that has the block's name. */
+static int replace_keeping_old(kvio_call *call, kvio_op *op)
+{
+	char written[KVIO_TEMP_NAME];
+	int r;
+
+	memcpy(written, op->temp, sizeof(written));
+	r = make_temp_name(call, op);
+	if (!r)
+		r = sys_linkat(call->fault, op->dirfd, op->name, op->dirfd, op->temp, 0);
+	if (!r) {
+		r = sys_renameat2(call->fault, op->dirfd, written, op->name, 0);
+		if (!r)
+			return 0;
+		kvio_remove(call->fault, op->dirfd, op->temp);
+	}
+	memcpy(op->temp, written, sizeof(written));
+	return r;
+}
+
+void kvio_drop_replaced(kvio_call *call, kvio_op *op)
+{
+	if (op->flags & KVIO_OP_REPLACED && op->temp[0])
+		kvio_remove(call->fault, op->dirfd, op->temp);
+}
+
 /* Put the temporary in the place of whatever stands there. */
 static int replace(kvio_call *call, kvio_op *op)
 {
-	int r;
+	int keeps_old = call->flags & KVIO_DURABLE && call->flags & KVIO_UNJOURNALED, r;
 
 	if (!op->temp[0]) {
 		r = make_temp_name(call, op);
@@ -206,7 +239,15 @@ static int replace(kvio_call *call, kvio_op *op)
 			return kvio_failed(op, KVIO_SITE_LINK, r);
 		}
 	}
-	r = sys_renameat2(call->fault, op->dirfd, op->temp, op->name, 0);
+	r = keeps_old ? replace_keeping_old(call, op) : -ENOENT;
+	if (!r) {
+		op->flags |= KVIO_OP_REPLACED;
+		return 0;
+	}
+	/* There is no old block, or it can have no second name (FAT; another user's file where
+	 * fs.protected_hardlinks is set): then the old one may be lost with the new one. */
+	if (r == -ENOENT || r == -EPERM || r == -EOPNOTSUPP || r == -EMLINK)
+		r = sys_renameat2(call->fault, op->dirfd, op->temp, op->name, 0);
 	if (r < 0)
 		return kvio_failed(op, KVIO_SITE_RENAME, r);
 	op->temp[0] = 0;
@@ -251,11 +292,4 @@ int kvio_temp_publish(kvio_call *call, kvio_op *op)
 		}
 	}
 	return replace(call, op);
-}
-
-int kvio_sync_dir(kvio_call *call, kvio_op *op)
-{
-	int r = sys_fsync_dir(call->fault, op->dirfd);
-
-	return r < 0 ? kvio_failed(op, KVIO_SITE_FSYNC_DIR, r) : 0;
 }

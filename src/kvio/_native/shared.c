@@ -164,6 +164,12 @@ int kvio_name_move(kvio_fault *fault, int dirfd, const char *from, const char *t
 	return r < 0 ? r : kvio_remove(fault, dirfd, from);
 }
 
+/* Two files of a directory exchange their names in one step. */
+int kvio_name_exchange(kvio_fault *fault, int dirfd, const char *name, const char *other)
+{
+	return sys_renameat2(fault, dirfd, name, other, RENAME_EXCHANGE);
+}
+
 int kvio_name_remove(kvio_fault *fault, int dirfd, const char *name)
 {
 	return kvio_remove(fault, dirfd, name);

@@ -34,10 +34,10 @@ static int promote(kvio_call *call, kvio_op *op, kvio_op *standing, struct kvio_
 {
 	kvio_call reading = *call;
 	struct kvio_trailer found;
-	int r = sys_fdatasync(call->fault, standing->fd);
+	int r = kvio_sync_file(call, standing);
 
 	if (r < 0)
-		return kvio_failed(op, KVIO_SITE_FDATASYNC, r);
+		return kvio_failed(op, standing->site, r);
 	reading.bounce_bytes = SCRATCH_BYTES;
 	reading.bounce = aligned_alloc(KVIO_MAX_ALIGN, SCRATCH_BYTES);
 	if (!reading.bounce)

@@ -23,6 +23,7 @@
 #endif
 #ifndef RENAME_NOREPLACE
 #define RENAME_NOREPLACE 1
+#define RENAME_EXCHANGE 2
 #endif
 #ifndef SYS_cachestat
 #define SYS_cachestat 451		/* Linux 6.5, the same number on every architecture */

@@ -25,13 +25,6 @@ static void give_up(kvio_call *call, kvio_op *op, int r)
 	op->status = r;
 }
 
-static int sync_bytes(kvio_call *call, kvio_op *op)
-{
-	int r = sys_fdatasync(call->fault, op->fd);
-
-	return r < 0 ? kvio_failed(op, KVIO_SITE_FDATASYNC, r) : 0;
-}
-
 /* Bytes on a fresh inode: no name yet, not yet synced. */
 static int put_bytes(kvio_call *call, kvio_op *op)
 {
@@ -114,13 +107,13 @@ static void prepare(kvio_call *call, kvio_op *op)
 
 static void sync_one(kvio_call *call, kvio_op *op)
 {
-	int r = sync_bytes(call, op);
+	int r = kvio_sync_file(call, op);
 
 	if (r == -EIO) {
 		kvio_temp_drop(call, op);
 		r = put_bytes(call, op);
 		if (!r)
-			r = sync_bytes(call, op);
+			r = kvio_sync_file(call, op);
 	}
 	if (r < 0)
 		give_up(call, op, r);
@@ -134,7 +127,7 @@ static void publish_one(kvio_call *call, kvio_op *op)
 		kvio_temp_drop(call, op);
 		r = put_bytes(call, op);
 		if (!r && call->flags & KVIO_DURABLE)
-			r = sync_bytes(call, op);
+			r = kvio_sync_file(call, op);
 		if (!r)
 			r = kvio_temp_publish(call, op);
 	}
@@ -201,8 +194,10 @@ static void finish(kvio_call *call, kvio_op *ops, size_t nops)
 			publish_one(call, &ops[i]);
 	if (call->flags & KVIO_DURABLE)
 		sync_dirs(call, ops, nops);
-	for (i = 0; i < nops; i++)
+	for (i = 0; i < nops; i++) {
+		kvio_drop_replaced(call, &ops[i]);
 		close_one(call, &ops[i]);
+	}
 }
 
 int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import suppress
@@ -18,6 +19,7 @@ from kvio.errors import (
     StoreClosedError,
     storage_error,
 )
+from kvio.medium import is_journaled
 from kvio.sharedfile import index as indices
 from kvio.sharedfile.index import Index
 from kvio.sharedfile.map import CANNOT_WRITE, Map, State
@@ -94,16 +96,17 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
     """
     plan, index = map_.plan, _index_of(map_)
     map_.state = State.SEALING
+    journaled = not plan.durable or is_journaled(names.dirfd)
     with typed(names, "seal"):
         try:
-            _complete(names, map_, fd, index)
+            _complete(names, map_, fd, index, journaled=journaled)
         except OSError:  # an inode that lost bytes is never trusted again
             map_.note(State.FAILED)
             raise
         to_read = files.open_file(names.dirfd, names.data, os.O_RDONLY)
         try:
             _check_state(names, map_)  # a writer that closed meanwhile may have seen an error
-            _publish(names, map_)
+            _publish(names, map_, journaled=journaled)
         except BaseException:
             os.close(to_read)
             raise
@@ -119,26 +122,52 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
     return Sealed(receipt, index, to_read)
 
 
-def _complete(names: Names, map_: Map, fd: int, index: Index) -> None:
+def _complete(names: Names, map_: Map, fd: int, index: Index, *, journaled: bool) -> None:
     _write_shared_blocks(map_, fd)
     _write_end(map_.plan, fd, index)
-    (files.sync if map_.plan.durable else files.flush)(fd)
+    if map_.plan.durable:
+        files.sync(fd, journaled=journaled)
+    else:
+        files.flush(fd)
     if map_.in_doubt:
         _read_again(names, map_.plan, fd, index)
     files.set_mode(fd, _READ_ONLY)
 
 
-def _publish(names: Names, map_: Map) -> None:
+def _publish(names: Names, map_: Map, *, journaled: bool) -> None:
     try:
-        files.move(names.dirfd, names.data, names.final, replace=map_.plan.replace)
+        _take_final_name(names, map_, journaled=journaled)
     except FileExistsError:
         map_.state = State.OPEN
         raise BlockExistsError(f"{names.path!r} exists", key=names.path) from None
     map_.state = State.SEALED
     if map_.plan.durable:
-        files.sync_dir(names.dirfd)
+        files.sync_dir(names.dirfd, journaled=journaled)
     with suppress(OSError):  # the file is there; `recover` removes a map that stays
+        if not journaled:
+            names.remove(names.data)
         names.remove(names.map)
+    if not journaled:  # before the map is closed: then its blocks may be another file's
+        files.sync_dir(names.dirfd, journaled=False)
+
+
+def _take_final_name(names: Names, map_: Map, *, journaled: bool) -> None:
+    """Move the data to its final name.
+
+    Where names and inodes reach the disk in any order, an old file keeps a name, that of the data,
+    until the directory is synced: else a power cut could take the old file and leave no new one.
+    """
+    if not journaled and map_.plan.replace and names.exists(names.final):
+        names.check_final()
+        with suppress(FileNotFoundError):  # it is gone since
+            try:
+                files.exchange(names.dirfd, names.data, names.final)
+            except OSError as exc:
+                if exc.errno not in (errno.EINVAL, errno.ENOSYS):  # no RENAME_EXCHANGE here
+                    raise
+            else:
+                return
+    files.move(names.dirfd, names.data, names.final, replace=map_.plan.replace)
 
 
 def _index_of(map_: Map) -> Index:

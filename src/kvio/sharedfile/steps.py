@@ -32,6 +32,7 @@ from kvio.errors import (
     UnsupportedError,
     storage_error,
 )
+from kvio.medium import is_journaled
 from kvio.sharedfile import index as indices
 from kvio.sharedfile import quotas
 from kvio.sharedfile.map import ALL_BYTES, Map, State, lock, open_map, read_plan, write_map
@@ -75,7 +76,8 @@ def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bo
             )
         _check_room(names, plan.map_nbytes + preallocate * padded_nbytes(plan))
         sweep(names)
-        map_, flagged = _make_map(names, plan)
+        journaled = not plan.durable or is_journaled(names.dirfd)
+        map_, flagged = _make_map(names, plan, journaled=journaled)
         try:
             if plan.durable and flagged:  # btrfs has logged the new name, and lost the flags: a
                 files.sync(map_.fd)  # power cut would leave bytes without checksums, an EIO
@@ -105,7 +107,7 @@ def padded_nbytes(plan: Plan) -> int:
     return -(-sealed_nbytes(plan) // plan.layout.align) * plan.layout.align
 
 
-def _make_map(names: Names, plan: Plan) -> tuple[Map, bool]:
+def _make_map(names: Names, plan: Plan, *, journaled: bool) -> tuple[Map, bool]:
     temporary = names.new_map()
     fd = files.create(names.dirfd, temporary)
     try:
@@ -113,7 +115,7 @@ def _make_map(names: Names, plan: Plan) -> tuple[Map, bool]:
             raise FileNotFoundError(errno.ENOENT, "another creator is sweeping it")
         flagged = write_map(fd, plan)
         if plan.durable:
-            files.sync(fd)
+            files.sync(fd, journaled=journaled)
         map_ = open_map(fd, plan, dirfd=names.dirfd, name=temporary)
         try:
             files.move(names.dirfd, temporary, names.map, replace=False)
@@ -319,7 +321,7 @@ def recover(names: Names, boot_id: bytes) -> tuple[Map, int] | None:
 def _take_over(names: Names, map_: Map, boot_id: bytes) -> tuple[Map, int] | None:
     if names.is_inode(names.final, map_.inode):
         if map_.plan.durable:
-            files.sync_dir(names.dirfd)
+            files.sync_dir(names.dirfd, journaled=is_journaled(names.dirfd))
         _drop(names, map_)
         map_.close()
         return None

@@ -105,7 +105,7 @@ class PosixBackend(Backend):
         places = None
         if options.layout == "block":
             places = Places(f"{options.namespace}\0".encode())
-        directories = Directories(self._rootfd, places, durable=durable)
+        directories = Directories(self._rootfd, places, durable=durable, journaled=medium.journaled)
         if durable and places is not None:
             self._make_directories(directories)
         policy = self.choose_policy(medium)
@@ -142,7 +142,7 @@ class PosixBackend(Backend):
         options = self.options
         doubt = medium.not_durable_because
         if options.durability == "durable" and doubt and not options.trust_fsync:
-            hint = "" if medium.name in ("tmpfs", "ramfs") else "; trust_fsync=true overrides"
+            hint = "" if medium.in_memory else "; trust_fsync=true overrides"
             raise UnsupportedError(f"durability='durable' on {options.root!r}: {doubt}{hint}")
         if self.needs_direct_io and not medium.direct_io:
             raise UnsupportedError(f"{self.name} on {options.root!r}: {medium.notes[0]}")
@@ -152,8 +152,8 @@ class PosixBackend(Backend):
         if durable_tmpfile and not medium.tmpfile_durable:
             raise UnsupportedError(
                 f"publish='tmpfile' with durability='durable' on {options.root!r}: a file that is "
-                f"synced before it has a name may come out empty on {medium.name}; leave publish "
-                "to kvio"
+                f"synced before it has a name may be lost on {medium.name} here; leave publish to "
+                "kvio"
             )
 
     def _first_publish_form(self, medium: Medium) -> int:
@@ -169,7 +169,9 @@ class PosixBackend(Backend):
     def capabilities(self) -> Capabilities:
         engine, medium = self._engine, self._engine.medium
         notes = list(medium.notes)
-        if medium.not_durable_because:
+        if medium.not_durable_because and self.options.trust_fsync:
+            notes.append(f"durable because trust_fsync=true: {medium.not_durable_because}")
+        elif medium.not_durable_because:
             notes.append(f"durability='durable' is refused: {medium.not_durable_because}")
         where = f"{medium.name} ({medium.mount_options})" if medium.mount_options else medium.name
         return Capabilities(

@@ -67,6 +67,7 @@ class Engine:
         self.flags = lib.KVIO_TRAILER if self.options.layout == "block" else 0
         if self.level is Level.DURABLE:
             self.flags |= lib.KVIO_DURABLE
+            self.flags |= 0 if self.medium.journaled else lib.KVIO_UNJOURNALED
         self.write_flags = self.flags | (lib.KVIO_CHECKSUM if self.checksum else 0)
 
     # Batches

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvio import _native
+from kvio._native import files
 from kvio.types import Layout, is_key
 
 LEAVES: Final = tuple(f"{byte >> 4:x}/{byte & 15:x}" for byte in range(256))
@@ -32,8 +33,11 @@ class Directories:
     is put under the same number (dup2), so that no other thread's call is disturbed.
     """
 
-    def __init__(self, rootfd: int, places: _native.Places | None, *, durable: bool) -> None:
+    def __init__(
+        self, rootfd: int, places: _native.Places | None, *, durable: bool, journaled: bool
+    ) -> None:
         self.rootfd = rootfd
+        self.journaled = journaled
         self._places = places
         self._durable = durable
         self.kept: dict[str, int] = {}
@@ -78,6 +82,16 @@ class Directories:
             os.dup2(fd, old, inheritable=False)
             os.close(fd)
 
+    def sync(self, fd: int) -> None:
+        """Sync a directory.
+
+        Raises:
+            OSError: it failed.
+        """
+        if not self.journaled:
+            files.touch(fd)
+        os.fsync(fd)
+
     def close(self) -> None:
         """Close every descriptor; no call may be under way."""
         with self._lock:
@@ -89,7 +103,11 @@ class Directories:
 
     def _open_anew(self, directory: str, *, create: bool) -> int:
         return _native.open_dir(
-            self.rootfd, directory, create=create, durable=create and self._durable
+            self.rootfd,
+            directory,
+            create=create,
+            durable=create and self._durable,
+            journaled=self.journaled,
         )
 
 
@@ -97,14 +115,14 @@ def make_fan_out(directories: Directories) -> None:
     """Make and sync all directories of ``layout=block``, so that no write has to sync a parent."""
     rootfd = directories.rootfd
     for leaf in LEAVES:
-        directories.keep(leaf, _native.open_dir(rootfd, leaf, create=True, durable=False))
+        directories.keep(leaf, _native.open_dir(rootfd, leaf, create=True))
     for parent in LEAVES[::16]:
-        fd = _native.open_dir(rootfd, parent[0], create=False, durable=False)
+        fd = _native.open_dir(rootfd, parent[0], create=False)
         try:
-            os.fsync(fd)
+            directories.sync(fd)
         finally:
             os.close(fd)
-    os.fsync(rootfd)
+    directories.sync(rootfd)
 
 
 def walk_files(rootfd: int, layout: Layout) -> Iterator[tuple[str, str]]:
@@ -138,7 +156,7 @@ def _walk(rootfd: int, directory: str) -> Iterator[tuple[str, str]]:
 
 def _scan(rootfd: int, directory: str) -> Iterator[tuple[str, bool]]:
     try:
-        fd = _native.open_dir(rootfd, directory, create=False, durable=False)
+        fd = _native.open_dir(rootfd, directory, create=False)
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
