@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -20,28 +21,74 @@ from tests.faults.blocks import kernel
 from tests.posix import children
 
 _SOURCE: Final = Path(__file__).with_name("faultdisk.c")
-#: Program, its options, the size of the image in MiB (the smallest, or nearly), the package.
-_MAKERS: Final[dict[str, tuple[tuple[str, ...], int, str]]] = {
-    "ext4": (("mkfs.ext4", "-q", "-F", "-N", "2048", "-b", "4096"), 32, "e2fsprogs"),
-    "xfs": (("mkfs.xfs", "-q", "-f", "-K"), 300, "xfsprogs"),
-    "btrfs": (("mkfs.btrfs", "-q", "-f"), 128, "btrfs-progs"),
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    """A kind of file system, as it is made and mounted.
+
+    Attributes:
+        program: the maker's command line, without the image.
+        size_mib: of the image: the smallest, or nearly.
+        package: the Debian package of the maker.
+        type: what mount(2) calls it.
+        options: replayed images have the UUID of the first; threads that zero inode tables cost
+            time.
+        small: added for blocks that are smaller than a page, as mkfs.ext4 makes them on small
+            disks.
+        repaired: has no journal: a machine checks it (``e2fsck -y``) before it mounts it again.
+    """
+
+    program: tuple[str, ...]
+    size_mib: int
+    package: str
+    type: str
+    options: str
+    small: tuple[str, ...] = ()
+    repaired: bool = False
+
+
+_EXT: Final = ("-q", "-F", "-N", "2048", "-b", "4096")
+_SMALL: Final = ("-b", "1024")
+_WORLDS: Final = {
+    "ext4": _World(("mkfs.ext4", *_EXT), 32, "e2fsprogs", "ext4", "noinit_itable", _SMALL),
+    "ext4-nojournal": _World(
+        ("mkfs.ext4", *_EXT, "-O", "^has_journal"),
+        32,
+        "e2fsprogs",
+        "ext4",
+        "noinit_itable",
+        _SMALL,
+        repaired=True,
+    ),
+    "ext2": _World(("mkfs.ext2", *_EXT), 32, "e2fsprogs", "ext2", "", _SMALL, repaired=True),
+    "xfs": _World(("mkfs.xfs", "-q", "-f", "-K"), 300, "xfsprogs", "xfs", "nouuid"),
+    "btrfs": _World(("mkfs.btrfs", "-q", "-f"), 128, "btrfs-progs", "btrfs", "nodiscard"),
+    "ext3": _World(("mkfs.ext3", *_EXT), 32, "e2fsprogs", "ext3", "", _SMALL),
+    "ext4-writeback": _World(
+        ("mkfs.ext4", *_EXT), 32, "e2fsprogs", "ext4", "noinit_itable,data=writeback", _SMALL
+    ),
+    "ext4-nodelalloc": _World(
+        ("mkfs.ext4", *_EXT), 32, "e2fsprogs", "ext4", "noinit_itable,nodelalloc", _SMALL
+    ),
 }
-FILESYSTEMS: Final = tuple(_MAKERS)
-#: Added for blocks that are smaller than a page, as mkfs.ext4 makes them on small disks.
-_SMALL: Final = {"ext4": ("-b", "1024")}
-#: Replayed images have the UUID of the first; threads that zero inode tables cost time.
-OPTIONS: Final = {"ext4": "noinit_itable", "xfs": "nouuid", "btrfs": "nodiscard"}
+#: Where every test of this folder runs.
+FILESYSTEMS: Final = ("ext4", "xfs", "btrfs")
+#: Where power is cut in every run, and where in all of the campaign alone.
+CUT: Final = ("ext4", "ext4-nojournal", "ext2", "xfs", "btrfs")
+CUT_TOO: Final = ("ext3", "ext4-writeback", "ext4-nodelalloc")
 
 
 def need(kind: str) -> None:
     """Skip where a file system of this kind cannot be made and mounted."""
     children.need_root()
-    program, _, package = _MAKERS[kind]
-    if shutil.which(program[0]) is None:
-        pytest.skip(f"needs {program[0]} (Debian package {package})")
+    world = _WORLDS[kind]
+    program = world.program[0]
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program} (Debian package {world.package})")
     known = Path("/proc/filesystems").read_text().split()
-    if kind not in known:
-        pytest.skip(f"this kernel has no {kind}")
+    if world.type not in known:
+        pytest.skip(f"this kernel has no {world.type}")
     if reason := _cannot_mount():
         pytest.skip(f"cannot mount loop devices in a namespace here: {reason}")
 
@@ -98,18 +145,33 @@ def build(directory: Path) -> Path:
 
 def make(kind: str, image: str, *, small: bool = False) -> None:
     """Make a file system in a new file; *small*: of small blocks, where it has any."""
-    program, size_mib, _ = _MAKERS[kind]
-    more = _SMALL.get(kind, ()) if small else ()
+    world = _WORLDS[kind]
     with open(image, "wb") as file:
-        file.truncate(size_mib << 20)
-    subprocess.run([*program, *more, image], check=True, capture_output=True)
+        file.truncate(world.size_mib << 20)
+    more = world.small if small else ()
+    subprocess.run([*world.program, *more, image], check=True, capture_output=True)
 
 
 def mount(kind: str, device: str, root: str) -> None:
     """Mount a file system of ours; raises OSError."""
-    if kind == "btrfs":
+    world = _WORLDS[kind]
+    if world.type == "btrfs":
         kernel.forget_btrfs()
-    kernel.mount(device, root, kind, OPTIONS[kind])
+    kernel.mount(device, root, world.type, world.options)
+
+
+def repair(kind: str, device: str) -> str:
+    """Check a file system without a journal, as a machine does when it starts after a power cut.
+
+    Return what went wrong, or an empty string.
+    """
+    if not _WORLDS[kind].repaired:
+        return ""
+    done = subprocess.run(
+        ["e2fsck", "-f", "-y", device], capture_output=True, text=True, check=False
+    )
+    # 1: errors were corrected (e2fsck(8)); what is larger, 2 (restart the system) aside, is none.
+    return "" if done.returncode < 4 else f"e2fsck ended with {done.returncode}: {done.stdout}"
 
 
 class Disk:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from tests.faults.blocks import kernel
 from tests.faults.blocks.checks import Promises, Verdicts, check
-from tests.faults.blocks.disk import mount
+from tests.faults.blocks.disk import mount, repair
 from tests.faults.blocks.log import CHANGES, Image, Kind, Record, apply_to_file
 from tests.faults.blocks.sameness import Piece, Sameness
 from tests.faults.blocks.workload import SCENARIOS
@@ -168,6 +168,9 @@ class Replay:
             self.verdicts.examples[number] += f" ({where})"
 
     def _mount_and_check(self) -> None:
+        if trouble := repair(self._kind, self._device):
+            self.verdicts.bad("unmountable", trouble)
+            return
         try:
             mount(self._kind, self._device, self._root)
         except OSError as exc:

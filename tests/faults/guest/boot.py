@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -55,7 +56,27 @@ def need_guest() -> str:
     found = shutil.which(_PROGRAM)
     if found is None:
         pytest.skip(f"needs {_PROGRAM} (Debian package {PACKAGE})")
+    if reason := _cannot_run(found):
+        pytest.skip(f"{_PROGRAM} does not run on this processor: {reason}")
     return found
+
+
+@cache
+def _cannot_run(program: str) -> str:
+    """Start a guest that ends at once; return why no process runs in it, or an empty string.
+
+    A kernel that does not know all registers of the processor cannot switch to a process.
+    """
+    kernel = [program, "mem=64M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]
+    done = subprocess.run(
+        [*kernel, "init=/bin/true", "con=null,fd:1"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=SILENT_S,
+        check=False,
+    )
+    said = (done.stdout + done.stderr).decode(errors="replace").splitlines()
+    return next((line.strip() for line in said if "ptrace set fp regs failed" in line), "")
 
 
 class Guest:

@@ -15,9 +15,10 @@ import pytest
 
 #: Longer than any other test keeps a namespace.
 _RELEASED_S: Final = 900.0
-KINDS: Final = ("ext4", "xfs", "btrfs")
+KINDS: Final = ("ext4", "ext4-nojournal", "xfs", "btrfs")
 _MAKERS: Final = {
     "ext4": ("e2fsprogs", ["mkfs.ext4", "-q", "-F"]),
+    "ext4-nojournal": ("e2fsprogs", ["mkfs.ext4", "-q", "-F", "-O", "^has_journal"]),
     "xfs": ("xfsprogs", ["mkfs.xfs", "-q", "-f"]),
     "btrfs": ("btrfs-progs", ["mkfs.btrfs", "-q", "-f"]),
 }
@@ -33,6 +34,11 @@ def make_disk(work: Path, kind: str, size_mib: int, *options: str) -> Path:
     os.truncate(image, size_mib << 20)
     subprocess.run([*maker, *options, str(image)], check=True, capture_output=True, timeout=60)
     return image
+
+
+def type_of(kind: str) -> str:
+    """Return what mount(2) calls a file system of a kind."""
+    return kind.partition("-")[0]
 
 
 def _wait_until_free(image: Path) -> None:
@@ -57,10 +63,18 @@ def is_attached(image: Path) -> bool:
 
 @contextmanager
 def mounted(image: Path, kind: str) -> Iterator[Path]:
-    """Mount an image, which replays its journal; its root. Not to be mounted is a failure."""
+    """Mount an image, which replays its journal; its root. Not to be mounted is a failure.
+
+    What has no journal is checked first, as a machine does when it starts.
+    """
     where = image.with_suffix(".mounted")
     where.mkdir(exist_ok=True)
-    command = ["mount", "-t", kind, "-o", "loop", str(image), str(where)]
+    if kind == "ext4-nojournal":
+        checked = subprocess.run(
+            ["e2fsck", "-f", "-y", str(image)], capture_output=True, text=True, check=False
+        )
+        assert checked.returncode < 4, f"e2fsck cannot repair it: {checked.stdout}"  # e2fsck(8)
+    command = ["mount", "-t", type_of(kind), "-o", "loop", str(image), str(where)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if "loop" in done.stderr and not Path("/dev/loop-control").exists():
         pytest.skip("no loop devices here")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 import kvio
-from tests.faults.guest import inside
+from tests.faults.guest import disks, inside
 from tests.faults.guest.content import content
 
 #: Each store keeps its 256 directories open.
@@ -146,7 +146,7 @@ def work(line: inside.Line) -> None:
 
 
 def _root(number: int, name: str) -> str:
-    return inside.mount(inside.device(number), f"/mnt/{name}", name)
+    return inside.mount(inside.device(number), f"/mnt/{name}", disks.type_of(name))
 
 
 def lanes(root: str, cut: int) -> Iterator[tuple[str, Iterator[tuple[str, int]]]]:
