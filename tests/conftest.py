@@ -69,19 +69,13 @@ def real_disk(disk_path: Path, disk_filesystem: str) -> Path:
 
 
 @pytest.fixture
-def journaled_disk(real_disk: Path, disk_filesystem: str) -> Iterator[Path]:
+def journaled_disk(real_disk: Path) -> Iterator[Path]:
     """Return a fresh directory where a file synced without a name keeps its bytes.
 
     That is xfs, or ext4 with a journal; root mounts one where the disk is neither.
     """
-    device = os.stat(real_disk).st_dev
-    name = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve().name
-    journals = list(Path("/proc/fs/jbd2").glob(f"{name}-*"))  # jbd2 has a directory for each
-    if disk_filesystem == "xfs" or (disk_filesystem == "ext4" and journals):
-        yield real_disk
-        return
-    with mounts.loop_filesystem("ext4", real_disk, "-N", "8192", size_mib=64) as root:
-        yield root
+    with mounts.journaled(real_disk) as path:
+        yield path
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.media import filesystem_of
 from tests.posix import children
 
 #: Program, its options, and the smallest image it likes, in MiB.
@@ -61,6 +62,24 @@ def loop_filesystem(
     finally:
         subprocess.run(["losetup", "-d", device], check=True)
         image.unlink()
+
+
+def has_journal(directory: Path) -> bool:
+    """Tell whether a file that is synced without a name keeps its bytes: xfs, or a jbd2 journal."""
+    device = os.stat(directory).st_dev
+    name = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve().name
+    journals = list(Path("/proc/fs/jbd2").glob(f"{name}-*"))  # jbd2 has a directory for each
+    return filesystem_of(directory) == "xfs" or bool(journals)
+
+
+@contextmanager
+def journaled(directory: Path) -> Iterator[Path]:
+    """Return a directory, or where it has no journal the root of an ext4 mounted below it."""
+    if has_journal(directory):
+        yield directory
+        return
+    with loop_filesystem("ext4", directory, "-N", "8192", size_mib=64) as root:
+        yield root
 
 
 @contextmanager

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import kvio
 from kvio._native import faults
+from kvio.url import OptionValue
 from tests.posix import faultlab
 
+CREATE: dict[str, OptionValue] = {"create": True}
 KEYS = [f"prefix/{number:04x}" for number in range(48)]
 
 
@@ -62,3 +64,29 @@ def test_a_lookup_asks_for_names_and_lengths_alone(tmp_path: Path) -> None:
         damaged.rmdir()
         damaged.symlink_to(faultlab.file_of(root, KEYS[0]))
         assert store.count_leading(KEYS) == 5
+
+
+def test_a_listing_of_plain_files_reads_what_its_prefix_can_reach(tmp_path: Path) -> None:
+    """Directories beside the prefix are not opened, nor those above it."""
+    keys = [f"d{number}/{name}" for number in range(20) for name in ("a", "b/c", "b/d", "bb")]
+    root = tmp_path / "root"
+    with kvio.open_store("posix-tmpfile", root=root, layout="plain", options=CREATE) as store:
+        store.write_blocks([(key, b"data") for key in keys])
+        for prefix in (
+            "d7/",
+            "d7/b",
+            "d7/b/",
+            "d7/b/c",
+            "d7/b/c/",
+            "d",
+            "",
+            "d7",
+            "d7//",
+            "..",
+            "/",
+        ):
+            expected = sorted(key for key in keys if key.startswith(prefix))
+            with faults.inject("open_dir", nth=1 << 30) as fault:
+                assert sorted(store.list_keys(prefix)) == expected, prefix
+            opened = fault.seen[faults.sites()["open_dir"]]
+            assert opened <= 6 or not prefix.startswith("d7/"), (prefix, opened)

@@ -270,7 +270,7 @@ class PosixBackend(Backend):
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         with self._typed("list the keys of"):
-            for directory, name in walk_files(self._rootfd, self.options.layout):
+            for directory, name in walk_files(self._rootfd, self.options.layout, prefix):
                 key = key_of(self.options.layout, directory, name)
                 if key is not None and key.startswith(prefix):
                     yield key

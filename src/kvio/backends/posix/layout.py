@@ -125,15 +125,24 @@ def make_fan_out(directories: Directories) -> None:
     directories.sync(rootfd)
 
 
-def walk_files(rootfd: int, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yield (directory, file name) of everything that lies where blocks or temporaries may."""
+def walk_files(rootfd: int, layout: Layout, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (directory, file name) of what lies where blocks may; no prefix: temporaries too.
+
+    Of ``layout=plain`` only directories are read that a prefix can reach. Hashed directories must
+    all be read, whatever the prefix.
+    """
     if layout == "plain":
-        yield from _walk(rootfd, "")
+        directory, _, start = prefix.rpartition("/")
+        if not directory or is_key(directory):
+            yield from _walk(rootfd, directory, start)
         return
-    yield from (("", name) for name, is_dir in _scan(rootfd, "") if not is_dir and name[0] == ".")
+    if not prefix:
+        names = _scan(rootfd, "")
+        yield from (("", name) for name, is_dir in names if not is_dir and name[0] == ".")
+    start = prefix.replace("/", "~")
     for leaf in LEAVES:
         for name, is_dir in _scan(rootfd, leaf):
-            if not is_dir:
+            if name.startswith(start) and not is_dir:
                 yield leaf, name
 
 
@@ -146,8 +155,11 @@ def key_of(layout: Layout, directory: str, name: str) -> str | None:
     return key if is_key(key) and ("~" not in name or layout == "block") else None
 
 
-def _walk(rootfd: int, directory: str) -> Iterator[tuple[str, str]]:
+def _walk(rootfd: int, directory: str, start: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the files of a directory whose names begin with *start*, and all files below."""
     for name, is_dir in _scan(rootfd, directory):
+        if not name.startswith(start):
+            continue
         if is_dir and not name.startswith("."):
             yield from _walk(rootfd, f"{directory}/{name}" if directory else name)
         elif not is_dir:
