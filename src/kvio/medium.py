@@ -17,6 +17,7 @@ from kvio import _native
 from kvio.filesystem.layers import (
     Ground,
     Holder,
+    block_name,
     block_of_number,
     ground_of,
     has_journal,
@@ -107,7 +108,7 @@ def examine(dirfd: int, probe_name: str) -> Medium:
     probe = _native.probe(dirfd, probe_name)
     ground = _ground(dirfd)
     name = _name_of(probe["fs_magic"], ground)
-    holder = _holder_of(dirfd, name, ground)
+    holder = ground.holder if name == "overlay" else _own_holder(dirfd, name)
     journal = has_journal(tree_at("/"), holder)
     options = _mount_options(dirfd)
     tmpfile = probe["tmpfile"] == 0 and 0 in (probe["link_empty_path"], probe["link_proc"])
@@ -203,18 +204,15 @@ def _name_of(magic: int, ground: Ground) -> str:
 
 def is_journaled(dirfd: int) -> bool:
     """Tell whether names and inodes reach the disk together; False also where it is unknown."""
-    ground = _ground(dirfd)
-    holder = _holder_of(dirfd, _name_of(_native.fs_magic(dirfd), ground), ground)
+    name = _NAMES.get(_native.fs_magic(dirfd), "")
+    holder = _ground(dirfd).holder if name == "overlay" else _own_holder(dirfd, name)
     return _is_journaled(holder, has_journal(tree_at("/"), holder))
 
 
-def _holder_of(dirfd: int, name: str, ground: Ground) -> Holder | None:
-    """Find the file system that holds the names: the descriptor's own, but below an overlay."""
-    if name == "overlay":
-        return ground.holder
+def _own_holder(dirfd: int, name: str) -> Holder:
     device = os.fstat(dirfd).st_dev
     block = block_of_number((os.major(device), os.minor(device)))
-    return Holder(name, tree_at("/").real(block))
+    return Holder(name, block_name(tree_at("/"), block))
 
 
 def _is_journaled(holder: Holder | None, journal: bool | None) -> bool:  # noqa: FBT001
@@ -239,6 +237,12 @@ def _judge_durable(
         return "overlay without /proc: it may be volatile"
     if ground.memory is not None:
         return f"{ground.memory}: nothing on it survives a power loss"
+    if name == "overlay" and ground.holder is not None:
+        below = ground.holder.kind.partition(".")[0].replace("nfs4", "nfs")  # as in fuse.bindfs
+        unsafe = [option for option in _UNSAFE_OPTIONS if option in ground.holder.options]
+        if below in _UNTRUSTED or unsafe:
+            reason = _UNTRUSTED.get(below) or f"it is mounted with {unsafe[0]}"
+            return f"the upper directory of the overlay is on {ground.holder.kind}: {reason}"
     return None if name in _SHOWN | _DOCUMENTED else f"nothing is known of fsync on {name}"
 
 

@@ -34,11 +34,13 @@ class Holder:
 
     Attributes:
         kind: its type, as mount(2) calls it.
-        device: its block device in sysfs, without links; None: it has none, or it is hidden.
+        device: what the kernel calls its block device; None: it has none, or it is hidden.
+        options: as it is mounted.
     """
 
     kind: str
     device: str | None
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,13 @@ def block_of_number(number: tuple[int, int]) -> str:
     return f"/sys/dev/block/{number[0]}:{number[1]}"
 
 
+def block_name(tree: Tree, link: str) -> str | None:
+    """Return what the kernel calls a block device in sysfs; None: it is hidden."""
+    lines = (tree.text(f"{link}/uevent") or "").splitlines()
+    found = (line.partition("=")[2] for line in lines if line.startswith("DEVNAME="))
+    return next((name.replace("/", "!") for name in found), None)
+
+
 def blocks_named(tree: Tree, source: str) -> tuple[str, ...]:
     """Find the block devices of a mount's source in sysfs; for btrfs all of its devices."""
     name = (tree.real(source) if tree.is_system else None) or source
@@ -190,7 +199,7 @@ def has_journal(tree: Tree, holder: Holder | None) -> bool | None:
     """Tell whether an ext2, ext3 or ext4 has a journal; None: the kernel does not say."""
     if holder is None or holder.device is None:
         return None
-    task = tree.text(f"{_EXT4}/{os.path.basename(holder.device)}/journal_task")
+    task = tree.text(f"{_EXT4}/{holder.device}/journal_task")
     return None if task is None or not task.strip() else task.strip() != _NO_JOURNAL
 
 
@@ -204,7 +213,8 @@ def _holder_of(tree: Tree, place: Place, depth: int) -> Holder | None:
             return None
         return _holder_of(tree, place_of(tree, upper), depth + 1)
     blocks = blocks_below(tree, place)
-    return Holder(mount.kind, tree.real(blocks[0]) if blocks else None)
+    name = block_name(tree, blocks[0]) if blocks else None
+    return Holder(mount.kind, name, mount.options)
 
 
 def _beneath(tree: Tree, path: str, place: Place, depth: int) -> Iterator[tuple[bool, str]]:

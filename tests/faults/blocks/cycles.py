@@ -123,10 +123,14 @@ class Cycles:
 
     def __enter__(self) -> Self:
         os.makedirs(self.root, exist_ok=True)
-        disk.make(self._kind, self._image)
         with ExitStack() as stack:
-            self._fd = os.open(self._image, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = os.open(self._image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
             stack.callback(os.close, self._fd)
+            # kvio refuses to be durable on memory where it can be seen: an image without a name,
+            # on tmpfs because that is fast, cannot.
+            os.unlink(self._image)
+            self._image = f"/proc/{os.getpid()}/fd/{self._fd}"
+            disk.make(self._kind, self._image)
             self._loop, self._device = kernel.attach(self._image)
             stack.callback(os.close, self._loop)
             self._bases = {layout: self._begin_with(layout) for layout in ("block", "plain")}

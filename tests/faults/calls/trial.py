@@ -19,7 +19,7 @@ from tests.faults.sizes import seed
 from tests.posix.test_syscall_faults import KINDS, BrokenPromiseError
 from tests.sharedfile import test_faults as lives
 
-FAULTS = 30
+FAULTS = 60
 BROKEN = 3
 
 
