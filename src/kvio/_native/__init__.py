@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from kvio._native import _core  # type: ignore[attr-defined]  # built by cffi
 from kvio._native.faults import current_fault
+from kvio._native.signals import reraise
 
 ffi: Final[Any] = _core.ffi
 lib: Final[Any] = _core.lib
@@ -223,9 +224,9 @@ def copy_parts(
     to: Sequence[memoryview], parts: Sequence[memoryview], *, checksum: bool
 ) -> int | None:
     """Copy flat views into others as far as the shorter list goes; the CRC32C of what arrived."""
-    if len(to) == len(parts) == 1:  # the most of them: a third of the cost of arrays of one
-        target, source = to[0], parts[0]
-        nbytes = min(len(target), len(source))
+    nbytes = min(len(to[0]), len(parts[0])) if len(to) == len(parts) == 1 else None
+    if nbytes is not None and nbytes <= lib.KVIO_COPIED_AT_ONCE:
+        target, source = to[0], parts[0]  # the most of them: a third of the cost of arrays of one
         writable = from_buffer(target, require_writable=True)
         crc = lib.kvio_copy_one(writable, from_buffer(source), nbytes, 0, checksum)
         return crc if checksum else None
@@ -234,6 +235,7 @@ def copy_parts(
     crc = lib.kvio_copy_parts(
         new(_PARTS, into), len(into), new(_PARTS, out_of), len(out_of), 0, checksum
     )
+    reraise()
     return int(crc) if checksum else None
 
 

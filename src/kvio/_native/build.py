@@ -20,6 +20,7 @@ SOURCES = (
     "read.c",
     "recent.c",
     "shared.c",
+    "signals.c",
     "staging.c",
     "standing.c",
     "trailer.c",
@@ -30,6 +31,7 @@ HEADERS = ("crc32c_tables.h", "kvio.cdef.h", "kvio.h", "sys.h", "transfer.h")
 
 ffibuilder = cffi.FFI()
 ffibuilder.cdef((Path(__file__).parent / "kvio.cdef.h").read_text(encoding="ascii"))
+ffibuilder.cdef('extern "Python" int kvio_run_handlers(void);')
 ffibuilder.set_source(
     "kvio._native._core",
     '#include "kvio.h"',

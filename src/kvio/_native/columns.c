@@ -31,6 +31,7 @@ size_t kvio_fill_ops(kvio_op *ops, size_t nops, const kvio_places *places, const
 		op->nparts = counts ? counts[i] : 1;
 		op->offset = offset;
 		op->flags = flags;
+		op->status = -ECANCELED;	/* until it is tried */
 		if (places)
 			place(places, op, names, length);
 		else

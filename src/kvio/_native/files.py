@@ -20,6 +20,7 @@ from kvio._native import (
     set_bounce,
 )
 from kvio._native.faults import current_fault
+from kvio._native.signals import raised, reraise
 
 _PARTS: Final[Any] = ffi.typeof("kvio_part[]")
 
@@ -172,6 +173,8 @@ def write_part(
         )  # fmt: skip
     finally:
         release(view)
+    if raised:
+        reraise()
     return status != lib.KVIO_WANTS_BOUNCE and check(status) == 0
 
 
@@ -196,7 +199,10 @@ def write_parts(
         c_parts = new(_PARTS, list(zip(views, map(len, parts), strict=True)))
         op.parts, op.nparts, op.nbytes, op.offset = c_parts, len(parts), nbytes, offset
         op.fd, op.mode_taken = fd, lib.KVIO_MODE_DIRECT if direct else lib.KVIO_MODE_BUFFERED
-        check(lib.kvio_shared_write(call, op, stripe))
+        status = lib.kvio_shared_write(call, op, stripe)
     finally:
         for view in views:
             release(view)
+    if raised:
+        reraise()
+    check(status)

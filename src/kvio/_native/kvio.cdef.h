@@ -152,6 +152,7 @@ typedef struct {
 	kvio_recent *recent;
 	kvio_fault *fault;
 	int32_t cancel;
+	int64_t handled_ms;		/* when handlers of signals could last run; 0: not yet */
 	int32_t expect_standing;	/* the last key that was asked for was taken */
 	int32_t umask_is_kind;		/* a new file was 0600 without further ado */
 } kvio_call;
@@ -237,6 +238,11 @@ size_t kvio_leading(const kvio_op *ops, size_t nops);
 void kvio_enter(kvio_tally *tally);
 void kvio_leave(kvio_tally *tally, const kvio_op *ops, size_t nops);
 
+/* Signals.  A call on this thread, which alone runs their handlers, has run() do so every
+ * KVIO_HANDLERS_MS, between two system calls; where run() returns 1 the call is cancelled. */
+#define KVIO_HANDLERS_MS 100
+void kvio_handle_signals(unsigned long thread, int (*run)(void));
+
 /* Blocks.  A batch returns how many operations ended with status 0. */
 int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops);
@@ -278,7 +284,9 @@ void *kvio_alloc(size_t nbytes, size_t align);
 void kvio_free(void *base);
 
 /* Staging memory.  A copy goes as far as the shorter list and gives the checksum of
- * what arrived; advice is madvise(2)'s. */
+ * what arrived; handlers of signals may run after every KVIO_COPIED_AT_ONCE bytes of
+ * kvio_copy_parts; advice is madvise(2)'s. */
+#define KVIO_COPIED_AT_ONCE 67108864
 uint32_t kvio_copy_one(void *dst, const void *src, size_t nbytes, uint32_t crc, int checksum);
 uint32_t kvio_copy_parts(const kvio_part *to, size_t nto, const kvio_part *from, size_t nfrom,
 			 uint32_t crc, int checksum);

@@ -74,6 +74,9 @@ int kvio_read_lately(kvio_recent *recent, const kvio_op *op, uint64_t nbytes);
 /* standing.c */
 int kvio_standing_kept(kvio_call *call, kvio_op *op);
 
+/* signals.c */
+void kvio_let_handlers_run(kvio_call *call);
+
 static inline int kvio_failed(kvio_op *op, int site, int r)
 {
 	op->site = site;
@@ -94,8 +97,10 @@ static inline int kvio_no_directory(kvio_op *op, int lookup)
 	return op->dirfd;
 }
 
-static inline int kvio_cancelled(const kvio_call *call)
+/* Asked between any two system calls that may take long together. */
+static inline int kvio_cancelled(kvio_call *call)
 {
+	kvio_let_handlers_run(call);
 	return __atomic_load_n(&call->cancel, __ATOMIC_ACQUIRE);
 }
 

@@ -55,8 +55,6 @@ int kvio_look_batch(kvio_call *call, kvio_op *ops, size_t nops)
 {
 	int good = 0;
 
-	for (size_t i = 0; i < nops; i++)
-		ops[i].status = -ECANCELED;
 	for (size_t i = 0; i < nops && good == (int)i; i++) {
 		ops[i].status = look_at(call, &ops[i]);
 		good += !ops[i].status;

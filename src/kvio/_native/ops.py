@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from kvio._native import NULL, Memory, Places, ffi, from_buffer, lib, new, release
 from kvio._native.faults import current_fault
+from kvio._native.signals import raised, reraise
 
 _OP: Final[Any] = ffi.typeof("kvio_op *")
 _OPS: Final[Any] = ffi.typeof("kvio_op[]")
@@ -91,13 +92,19 @@ class Ops:
 
     def run(self, function: Any, call: Any) -> int:
         """Run *function* over all operations; how many went well."""
-        return int(function(call, self.ops, self.count))
+        good = int(function(call, self.ops, self.count))
+        if raised:
+            reraise()
+        return good
 
     def run_again(self, function: Any, call: Any, index: int, dirfd: int) -> int:
         """Run one operation anew, in another directory."""
         op = self.ops[index]
         op.dirfd, op.flags, op.site, op.status = dirfd, self.flags, 0, 0
-        return int(function(call, self.ops + index, 1))
+        good = int(function(call, self.ops + index, 1))
+        if raised:
+            reraise()
+        return good
 
     def homeless_indices(self) -> list[int]:
         """Say which operations are without a directory."""
@@ -195,4 +202,6 @@ def run_one(
         )  # fmt: skip
     finally:
         release(view)
+    if raised:
+        reraise()
     return op

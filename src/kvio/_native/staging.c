@@ -76,12 +76,14 @@ uint32_t kvio_copy_parts(const kvio_part *to, size_t nto, const kvio_part *from,
 			 uint32_t crc, int checksum)
 {
 	size_t to_at = 0, from_at = 0;
+	kvio_call call = { .handled_ms = 0 };
 
-	while (nto && nfrom) {
+	while (nto && nfrom && !kvio_cancelled(&call)) {
 		uint8_t *dst = (uint8_t *)to->base + to_at;
 		const uint8_t *src = (const uint8_t *)from->base + from_at;
 		size_t n = (size_t)kvio_min(to->nbytes - to_at, from->nbytes - from_at);
 
+		n = (size_t)kvio_min(n, KVIO_COPIED_AT_ONCE);
 		crc = kvio_copy_one(dst, src, n, crc, checksum);
 		to_at += n;
 		from_at += n;

@@ -32,24 +32,28 @@ static int expect_what_is_read(kvio_call *call, kvio_op *standing, struct kvio_t
  * read through.  On any doubt the caller writes its own bytes instead. */
 static int promote(kvio_call *call, kvio_op *op, kvio_op *standing, struct kvio_trailer expected)
 {
-	kvio_call reading = *call;
+	uint8_t *bounce = call->bounce;
+	size_t bounce_bytes = call->bounce_bytes;
 	struct kvio_trailer found;
 	int r = kvio_sync_file(call, standing);
 
 	if (r < 0)
 		return kvio_failed(op, standing->site, r);
-	reading.bounce_bytes = SCRATCH_BYTES;
-	reading.bounce = aligned_alloc(KVIO_MAX_ALIGN, SCRATCH_BYTES);
-	if (!reading.bounce)
-		return -ENOMEM;
-	r = expect_what_is_read(&reading, standing, &expected);
+	call->bounce_bytes = SCRATCH_BYTES;
+	call->bounce = aligned_alloc(KVIO_MAX_ALIGN, SCRATCH_BYTES);
+	if (!call->bounce)
+		r = -ENOMEM;
 	if (!r)
-		r = pass_the_cache(&reading, standing);
+		r = expect_what_is_read(call, standing, &expected);
+	if (!r)
+		r = pass_the_cache(call, standing);
 	if (!r && call->flags & KVIO_TRAILER)
-		r = kvio_load_trailer(&reading, standing, &found);
+		r = kvio_load_trailer(call, standing, &found);
 	if (!r)
-		r = kvio_scrub(&reading, standing, &expected);
-	free(reading.bounce);
+		r = kvio_scrub(call, standing, &expected);
+	free(call->bounce);
+	call->bounce = bounce;
+	call->bounce_bytes = bounce_bytes;
 	return r;
 }
 
@@ -74,8 +78,11 @@ int kvio_standing_kept(kvio_call *call, kvio_op *op)
 		r = kvio_load_trailer(call, &standing, &trailer);
 	if (!r && trailer.nbytes != op->nbytes && call->if_exists == KVIO_KEEP)
 		r = KVIO_CORRUPT;
-	if (!r && call->flags & KVIO_DURABLE && call->if_exists == KVIO_KEEP)
-		r = promote(call, op, &standing, trailer) ? KVIO_CORRUPT : 0;
+	if (!r && call->flags & KVIO_DURABLE && call->if_exists == KVIO_KEEP) {
+		r = promote(call, op, &standing, trailer);
+		if (r && r != -ECANCELED)
+			r = KVIO_CORRUPT;
+	}
 	kvio_close_block(call, &standing, 0);
 	if (r == KVIO_CORRUPT && call->if_exists == KVIO_KEEP) {
 		op->flags |= KVIO_OP_UNFIT;

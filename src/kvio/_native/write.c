@@ -70,6 +70,7 @@ static int begin(kvio_call *call, kvio_op *op)
 	op->fd = -1;
 	op->temp[0] = 0;
 	op->existed = 0;
+	op->status = 0;
 	op->mode_taken = op->mode;
 	if (op->dirfd < 0)
 		return kvio_failed(op, KVIO_SITE_OPEN_DIR, op->dirfd);
@@ -107,7 +108,7 @@ static void prepare(kvio_call *call, kvio_op *op)
 
 static void sync_one(kvio_call *call, kvio_op *op)
 {
-	int r = kvio_sync_file(call, op);
+	int r = kvio_cancelled(call) ? -ECANCELED : kvio_sync_file(call, op);
 
 	if (r == -EIO) {
 		kvio_temp_drop(call, op);
@@ -154,7 +155,8 @@ static void sync_dirs(kvio_call *call, kvio_op *ops, size_t nops)
 
 		if (ops[i].status)
 			continue;
-		if (j == i) {
+		if (j == i) {	/* cancelled or not: a name that stands is synced, or has no receipt */
+			kvio_let_handlers_run(call);
 			ops[i].status = kvio_sync_dir(call, &ops[i]);
 		} else {
 			ops[i].status = ops[j].status;

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from kvio import _native
 from kvio._native import lib
+from kvio._native.signals import reraise
 from kvio.backends.posix.engine import IF_EXISTS, Engine
 from kvio.types import Cancellation, IfExists, KiB, Parts, Receipt
 
@@ -27,7 +28,7 @@ class Settings(NamedTuple):
     flags: int
     if_exists: int
     verify: str
-    cancel: Cancellation | None
+    cancel: Cancellation
 
 
 def helps_write(engine: Engine, parts: Parts, nbytes: int) -> bool:
@@ -57,12 +58,14 @@ def write(
     cancel: Cancellation | None,
 ) -> Receipt:
     """Write one block in segments, or raise why not."""
+    cancel = cancel or Cancellation()
     segments = partial(_write_segments, engine, if_exists, cancel)
     return engine.write_one(key, parts, nbytes, if_exists, cancel, function=segments)
 
 
 def read(engine: Engine, key: str, parts: Parts, nbytes: int, cancel: Cancellation | None) -> int:
     """Read one whole block in segments, or raise why not."""
+    cancel = cancel or Cancellation()
     segments = partial(_read_segments, engine, cancel)
     return engine.read_one(key, parts, nbytes, cancel, function=segments)
 
@@ -70,45 +73,46 @@ def read(engine: Engine, key: str, parts: Parts, nbytes: int, cancel: Cancellati
 def _write_segments(
     engine: Engine,
     if_exists: IfExists,
-    cancel: Cancellation | None,
+    cancel: Cancellation,
     call: Any,
     ops: Any,
     _count: int,
 ) -> int:
     """Stand in for ``kvio_write_batch`` with one operation."""
     op = ops + 0  # a pointer, whether an array or an operation was given
-    begun = lib.kvio_write_begin(call, op)
-    if begun:
-        return int(begun == 1)
-    *cuts, last = _cuts(op.nbytes, engine.options.segment_bytes)
-    settings = Settings(engine.write_flags, IF_EXISTS[if_exists], "full", cancel)
-    status = -errno.EIO
+    op.fd = -1
     try:
+        begun = lib.kvio_write_begin(call, op)
+        if begun:
+            return int(begun == 1)
+        op.status = -errno.ECANCELED  # until all of it is written
+        *cuts, last = _cuts(op.nbytes, engine.options.segment_bytes)
+        settings = Settings(engine.write_flags, IF_EXISTS[if_exists], "full", cancel)
         status = _run_ranges(engine, lib.kvio_write_range, settings, op, cuts)
         if status == 0:
             crc = _native.ffi.new("uint32_t *", op.crc)
             status = lib.kvio_write_range(call, op, *last, crc)
             op.crc = crc[0]
-    finally:
-        if status < 0:
-            lib.kvio_write_abort(call, op)
-    if status < 0:
-        op.status, op.site = status, lib.KVIO_SITE_WRITE
+        op.status = status
+        if status == 0:
+            return int(lib.kvio_write_end(call, op) == 0)
+        op.site = lib.KVIO_SITE_WRITE
         return 0
-    return int(lib.kvio_write_end(call, op) == 0)
+    finally:
+        lib.kvio_write_abort(call, op)  # drops a temporary that is still there
 
 
-def _read_segments(
-    engine: Engine, cancel: Cancellation | None, call: Any, ops: Any, _count: int
-) -> int:
+def _read_segments(engine: Engine, cancel: Cancellation, call: Any, ops: Any, _count: int) -> int:
     """Stand in for ``kvio_read_batch`` with one operation."""
     op = ops + 0
-    if lib.kvio_read_begin(call, op) < 0:
-        return 0
-    stored = op.crc
-    settings = Settings(engine.flags, 0, engine.options.verify, cancel)
-    cuts = _cuts(op.nbytes, engine.options.segment_bytes)
+    op.fd = -1
     try:
+        if lib.kvio_read_begin(call, op) < 0:
+            return 0
+        op.status = -errno.ECANCELED  # until all of it is read
+        stored = op.crc
+        settings = Settings(engine.flags, 0, engine.options.verify, cancel)
+        cuts = _cuts(op.nbytes, engine.options.segment_bytes)
         status = _run_ranges(engine, lib.kvio_read_range, settings, op, cuts)
     finally:
         lib.kvio_read_end(call, op)
@@ -144,7 +148,12 @@ def _run_range(
     try:
         call = engine.make_call(*settings, bounce)
         crc = _native.ffi.new("uint32_t *")
-        return function(call, op, start, nbytes, crc), crc[0]
+        status = function(call, op, start, nbytes, crc)
+        reraise()
+        return status, crc[0]
+    except BaseException:
+        settings.cancel.request()
+        raise
     finally:
         if bounce is not None:
             engine.bounce.give(bounce)

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvio.errors import StorageError, storage_error
-from kvio.types import Parts
+from kvio.types import MiB, Parts
+
+_PIECE_BYTES = 64 * MiB
 
 
 class Spool:
@@ -33,8 +35,9 @@ class Spool:
         with self._errors("spill"):
             for part in parts:
                 done = 0
-                while done < len(part):
-                    done += os.pwrite(self._file.fileno(), part[done:], at + done)
+                while done < len(part):  # in pieces: handlers of signals run between them
+                    piece = part[done : done + _PIECE_BYTES]
+                    done += os.pwrite(self._file.fileno(), piece, at + done)
                 at += len(part)
 
     @contextmanager

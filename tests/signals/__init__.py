@@ -1,0 +1,1 @@
+"""Signals that come while kvio works, in processes of their own."""
