@@ -136,6 +136,32 @@ def test_a_task_waits_for_what_uses_its_memory(
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("timeout", [None, LONG_S])
+def test_a_cancelled_batch_begins_no_other_block(store: kvio.Store, timeout: float | None) -> None:
+    """Its task ends with the block that is under way, and says what was done."""
+    keys = ["stuck", *(f"k{n}" for n in range(200))]
+
+    async def work() -> None:
+        async def run() -> None:
+            await kvio.AsyncStore(store).write_blocks([(key, OLD) for key in keys], timeout=timeout)
+
+        task = asyncio.create_task(run())
+        await entered(backend_of(store))
+        task.cancel()
+        await asyncio.sleep(0)  # the task takes note
+        backend_of(store).gate.set()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        results = caught.value.kvio_results  # type: ignore[attr-defined]
+        stored = [result.key for result in results if result.ok]
+        assert [result.key for result in results] == keys
+        assert stored == [key for key in keys if store.contains(key)]
+        assert caught.value.__notes__[0].startswith(f"{len(stored)} of {len(keys)} blocks")
+
+    asyncio.run(work())
+    assert backend_of(store).order == ["stuck"]
+
+
 def test_a_submitted_read_that_fills_its_memory_cannot_be_cancelled(store: kvio.Store) -> None:
     """`cancel` says so; one that is queued can."""
     out = bytearray(OLD)

@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         ),
         *("reads", "registry", "types", "url"),
     },
-    "aio": {"store", "calls", "buffers", "types", "errors"},
+    "aio": {"batches", "store", "calls", "buffers", "types", "errors"},
     "opening": {"store", "calls", "placement", "types", "errors", "url"},
     "kvio": {
         "aio",

@@ -125,6 +125,12 @@ class Backend(ABC):
         """Read a batch and return a result each, in order; None: the store fans it out."""
         return None
 
+    def delete_blocks(
+        self, keys: Sequence[str], *, cancel: Cancellation | None = None
+    ) -> list[BlockResult] | None:
+        """Remove a batch and return a result each, in order; None: the store fans it out."""
+        return None
+
     def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
         """Count how many keys from the front are there.
 

@@ -9,10 +9,19 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
+from kvio import batches
 from kvio.buffers import Data
 from kvio.calls import Calls, Pending
 from kvio.store import Store
-from kvio.types import BlockResult, BlockStat, Capabilities, IfExists, Receipt, StoreStats
+from kvio.types import (
+    BlockResult,
+    BlockStat,
+    Cancellation,
+    Capabilities,
+    IfExists,
+    Receipt,
+    StoreStats,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,8 +36,8 @@ class AsyncStore:
 
     Every method is that of `Store` with the same name. Cancelling a task gives its write or read
     up: a write that is not published by then never is. The task ends when its memory is free: a
-    batch, and a read without a timeout that has begun, are waited for until then. Leaving ``async
-    with`` closes the store.
+    batch ends early, with a note of what was done (see `Store.write_blocks`), and a read without a
+    timeout that has begun is waited for. Leaving ``async with`` closes the store.
     """
 
     def __init__(self, store: Store) -> None:
@@ -72,15 +81,17 @@ class AsyncStore:
         timeout: float | None = None,
     ) -> list[BlockResult]:
         """Write (key, data) pairs; a result each, in order."""
-        return await _to_its_end(
-            self._store.write_blocks, items, if_exists=if_exists, timeout=timeout
-        )
+        cancel = Cancellation()
+        write = partial(self._store._write_batch, items, if_exists, timeout, cancel)  # noqa: SLF001
+        return await _batch(write, cancel, "stored")
 
     async def read_blocks_into(
         self, items: Iterable[tuple[str, Data]], *, timeout: float | None = None
     ) -> list[BlockResult]:
         """Read whole blocks into (key, out) pairs; a result each, in order."""
-        return await _to_its_end(self._store.read_blocks_into, items, timeout=timeout)
+        cancel = Cancellation()
+        read = partial(self._store._read_batch, items, timeout, cancel)  # noqa: SLF001
+        return await _batch(read, cancel, "read")
 
     async def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
         """Describe a block by its trailer."""
@@ -170,15 +181,20 @@ async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     return await asyncio.to_thread(call, *args, **kwargs)
 
 
-async def _to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Make a call that uses its caller's memory: a task that is cancelled waits for it."""
+async def _batch(
+    run: Callable[[], list[BlockResult]], cancel: Cancellation, done: str
+) -> list[BlockResult]:
+    """Run a batch: a task that is cancelled ends it, and waits until its memory is free."""
     import asyncio
 
-    running = asyncio.get_running_loop().run_in_executor(None, partial(call, *args, **kwargs))
+    running = asyncio.get_running_loop().run_in_executor(None, run)
     try:
         return await asyncio.shield(running)
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as exc:
+        cancel.request()
         await _ended(running)
+        if not running.cancelled() and running.exception() is None:
+            batches.note(exc, running.result(), done)
         raise
 
 

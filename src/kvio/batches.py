@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from concurrent.futures import wait
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, repeat, zip_longest
 from typing import Final, TypeAlias
 
 from kvio import buffers
@@ -27,7 +28,7 @@ from kvio.types import (
     status_of,
 )
 
-_Work: TypeAlias = Callable[[Blocks, Cancellation | None], list[BlockResult]]
+_Work: TypeAlias = Callable[[Blocks, Cancellation], list[BlockResult]]
 
 #: A group with a deadline ends in time or not, as a whole.
 _MAX_TIMED_GROUP: Final = 64
@@ -45,19 +46,22 @@ def write(
     items: Iterable[tuple[str, Data]],
     if_exists: IfExists,
     timeout: float | None,
+    cancel: Cancellation,
 ) -> list[BlockResult]:
-    """Write every item; results in order."""
+    """Write every item that *cancel* lets begin; results in order."""
     blocks = _blocks(items, writable=False)
+    limited = calls.limit(timeout) is not None
 
-    def work(group: Blocks, cancel: Cancellation | None) -> list[BlockResult]:
+    def work(group: Blocks, cancel: Cancellation) -> list[BlockResult]:
         results = backend.write_blocks(group, if_exists=if_exists, cancel=cancel)
         if results is not None:
             return results
-        return [
-            _write_one(backend, *block, if_exists, cancel) for block in zip(*group, strict=True)
-        ]
+        one = partial(_write_one, backend, if_exists, cancel if limited else None)
+        return _one_by_one(group, cancel, one)
 
-    return _run(calls, blocks, work, timeout, read=False, least=_least(backend))
+    return _run(
+        calls, blocks, work, timeout, cancel, read=False, least=_least(backend), done="stored"
+    )
 
 
 def read(
@@ -65,17 +69,20 @@ def read(
     backend: Backend,
     items: Iterable[tuple[str, Data]],
     timeout: float | None,
+    cancel: Cancellation,
 ) -> list[BlockResult]:
-    """Read every item into its buffers; results in order."""
+    """Read every item that *cancel* lets begin into its buffers; results in order."""
     blocks = _blocks(items, writable=True)
+    limited = calls.limit(timeout) is not None
 
-    def work(group: Blocks, cancel: Cancellation | None) -> list[BlockResult]:
+    def work(group: Blocks, cancel: Cancellation) -> list[BlockResult]:
         results = backend.read_blocks_into(group, cancel=cancel)
         if results is not None:
             return results
-        return [_read_one(backend, *block, cancel) for block in zip(*group, strict=True)]
+        one = partial(_read_one, backend, cancel if limited else None)
+        return _one_by_one(group, cancel, one)
 
-    return _run(calls, blocks, work, timeout, read=True, least=_least(backend))
+    return _run(calls, blocks, work, timeout, cancel, read=True, least=_least(backend), done="read")
 
 
 def delete(
@@ -85,11 +92,50 @@ def delete(
     wanted = list(keys)
     check_keys(wanted)
     blocks = Blocks(wanted, [()] * len(wanted), [0] * len(wanted))
+    limited = calls.limit(timeout) is not None
 
-    def work(group: Blocks, cancel: Cancellation | None) -> list[BlockResult]:
-        return [_delete_one(backend, key, cancel) for key in group.keys]
+    def work(group: Blocks, cancel: Cancellation) -> list[BlockResult]:
+        results = backend.delete_blocks(group.keys, cancel=cancel)
+        if results is not None:
+            return results
+        one = partial(_delete_one, backend, cancel if limited else None)
+        return _one_by_one(group, cancel, one)
 
-    return _run(calls, blocks, work, timeout, read=False, least=_least(backend))
+    return _run(
+        calls, blocks, work, timeout, Cancellation(),
+        read=False, least=_least(backend), done="deleted",
+    )  # fmt: skip
+
+
+def note(error: BaseException, results: list[BlockResult], done: str) -> None:
+    """Add to an exception that ends a batch early what became of its blocks."""
+    count = sum(result.ok for result in results)
+    error.add_note(
+        f"{count} of {len(results)} blocks were {done} before this; "
+        "its attribute kvio_results has the result of each, with the receipt"
+    )
+    error.kvio_results = results  # type: ignore[attr-defined]  # whatever exception it is
+
+
+def _one_by_one(
+    group: Blocks, cancel: Cancellation, one: Callable[[str, Parts, int], BlockResult]
+) -> list[BlockResult]:
+    """Do what a backend has no batch for, block by block, until it is cancelled."""
+    results: list[BlockResult] = []
+
+    def so_far() -> list[BlockResult]:
+        return results + _cancelled(group.keys[len(results) :])
+
+    cancel.results = so_far
+    for block in zip(*group, strict=True):
+        if cancel.requested:
+            break
+        results.append(one(*block))
+    return so_far()
+
+
+def _cancelled(keys: Iterable[str]) -> list[BlockResult]:
+    return list(map(BlockResult, keys, repeat(BlockStatus.CANCELLED)))
 
 
 def _least(backend: Backend) -> int:
@@ -135,29 +181,57 @@ def _run(
     blocks: Blocks,
     work: _Work,
     timeout: float | None,
+    cancel: Cancellation,
     *,
     read: bool,
     least: int,
+    done: str,
 ) -> list[BlockResult]:
     if not blocks.keys:
         return []
     limit = calls.limit(timeout)
-    if limit is None:
-        groups = split(blocks, calls.threads, least=least) if calls.threads > 1 else [blocks]
-        with calls:
-            if len(groups) == 1:
-                return work(blocks, None)
-            tasks = [partial(work, group, None) for group in groups]
-            answers = calls.executor.run_all(tasks, read=read)
-        return [result for answer in answers for result in answer]
+    if limit is not None:
+        return _run_timed(calls, blocks, work, limit, cancel, read=read, least=least, done=done)
+    groups = split(blocks, calls.threads, least=least) if calls.threads > 1 else [blocks]
+    cancels = [_below(cancel) for _ in groups]
+    tasks = [
+        partial(_run_group, work, group, cancel, own)
+        for group, own in zip(groups, cancels, strict=True)
+    ]
+    with calls:
+        try:
+            if len(tasks) == 1:
+                return tasks[0]()
+            answers = calls.executor.run_all(tasks, read=read, cancel=cancel.request)
+        except BaseException as exc:  # the handler of a signal raised it, or memory ran out
+            note(exc, _results_of(groups, cancels), done)
+            raise
+    return [result for answer in answers for result in answer]
+
+
+def _run_timed(
+    calls: Calls,
+    blocks: Blocks,
+    work: _Work,
+    limit: float,
+    cancel: Cancellation,
+    *,
+    read: bool,
+    least: int,
+    done: str,
+) -> list[BlockResult]:
     groups = split(blocks, calls.threads, _MAX_TIMED_GROUP, least)
     deadline = time.monotonic() + limit
     pending: list[Pending | StorageTimeoutError] = []
     results: list[BlockResult] = []
     try:
-        pending.extend(_start(calls, group, work, deadline, read=read) for group in groups)
+        pending.extend(_start(calls, group, work, deadline, cancel, read=read) for group in groups)
         for one, group in zip(pending, groups, strict=True):
             results += _collect(calls, one, group, deadline)
+    except BaseException as exc:  # the handler of a signal raised it, or memory ran out
+        cancel.request()
+        note(exc, _results_at_end(calls, pending, groups, deadline, read=read), done)
+        raise
     finally:
         for one in pending:
             if isinstance(one, Pending):
@@ -165,8 +239,74 @@ def _run(
     return results
 
 
+def _below(cancel: Cancellation) -> Cancellation:
+    """Make what cancels one group, now or when all of the batch is cancelled."""
+    own = Cancellation()
+    cancel.on_request(own.request)
+    return own
+
+
+def _run_group(
+    work: _Work, group: Blocks, whole: Cancellation, own: Cancellation
+) -> list[BlockResult]:
+    """Do a group's work; where a signal's handler interrupts it, end the whole batch."""
+    if own.requested:
+        return _cancelled(group.keys)
+    try:
+        return work(group, own)
+    except BaseException:
+        whole.request()
+        raise
+
+
+def _results_of(groups: Iterable[Blocks], cancels: Iterable[Cancellation]) -> list[BlockResult]:
+    """Compute what became of groups that have all ended."""
+    results: list[BlockResult] = []
+    for group, cancel in zip(groups, cancels, strict=True):
+        results += _cancelled(group.keys) if cancel.results is None else cancel.results()
+    return results
+
+
+def _results_at_end(
+    calls: Calls,
+    pending: Iterable[Pending | StorageTimeoutError],
+    groups: Iterable[Blocks],
+    deadline: float,
+    *,
+    read: bool,
+) -> list[BlockResult]:
+    """End what is under way, before *deadline*, and compute what became of each block."""
+    started = [one for one in pending if isinstance(one, Pending)]
+    for one in started:
+        one.expire(calls.executor)
+    jobs = [one.job.future for one in started if one.job is not None]
+    wait([job for job in jobs if not job.done()], max(0.0, deadline - time.monotonic()))
+    results: list[BlockResult] = []
+    for pending_one, group in zip_longest(pending, groups):
+        results += _result_of(pending_one, group, read=read)
+    return results
+
+
+def _result_of(
+    pending: Pending | StorageTimeoutError | None, group: Blocks, *, read: bool
+) -> list[BlockResult]:
+    if isinstance(pending, Pending) and not pending.future.cancelled():
+        if not pending.future.exception():
+            delivered: list[BlockResult] = pending.future.result()
+            return delivered
+        if not read and pending.job is not None and pending.job.future.done():
+            return _results_of([group], [pending.cancel])
+    return _cancelled(group.keys)
+
+
 def _start(
-    calls: Calls, group: Blocks, work: _Work, deadline: float, *, read: bool
+    calls: Calls,
+    group: Blocks,
+    work: _Work,
+    deadline: float,
+    cancel: Cancellation,
+    *,
+    read: bool,
 ) -> Pending | StorageTimeoutError:
     target = group
     deliver = None
@@ -181,6 +321,7 @@ def _start(
             describe=f"a group of {len(group.keys)} blocks",
             deliver=deliver,
         )
+        cancel.on_request(pending.cancel.request)
         return calls.start(pending, max(0.0, deadline - time.monotonic()))
     except StorageTimeoutError as exc:
         return exc
@@ -208,11 +349,11 @@ def _deliver(group: Blocks, target: Blocks, results: list[BlockResult]) -> list[
 
 def _write_one(
     backend: Backend,
+    if_exists: IfExists,
+    cancel: Cancellation | None,
     key: str,
     parts: Parts,
     nbytes: int,
-    if_exists: IfExists,
-    cancel: Cancellation | None,
 ) -> BlockResult:
     try:
         receipt = backend.write_block(key, parts, if_exists=if_exists, cancel=cancel)
@@ -223,7 +364,7 @@ def _write_one(
 
 
 def _read_one(
-    backend: Backend, key: str, parts: Parts, nbytes: int, cancel: Cancellation | None
+    backend: Backend, cancel: Cancellation | None, key: str, parts: Parts, nbytes: int
 ) -> BlockResult:
     try:
         got = backend.read_block_into(key, parts, cancel=cancel)
@@ -232,7 +373,9 @@ def _read_one(
     return BlockResult(key, BlockStatus.OK if got == nbytes else BlockStatus.SHORT, got)
 
 
-def _delete_one(backend: Backend, key: str, cancel: Cancellation | None) -> BlockResult:
+def _delete_one(
+    backend: Backend, cancel: Cancellation | None, key: str, _: Parts, __: int
+) -> BlockResult:
     try:
         gone = backend.delete_block(key, cancel=cancel)
     except KvioError as exc:

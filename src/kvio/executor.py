@@ -97,34 +97,57 @@ class Executor:
             self._work_ready.notify()
         return job
 
-    def run_all(self, tasks: Sequence[Callable[[], Any]], *, read: bool = True) -> list[Any]:
+    def run_all(
+        self,
+        tasks: Sequence[Callable[[], Any]],
+        *,
+        read: bool = True,
+        cancel: Callable[[], None] | None = None,
+    ) -> list[Any]:
         """Run tasks side by side, the caller taking part; results in order.
 
         Other threads join in the order of their queue, for reads or for writes.
 
         Safe to call from an I/O thread: what no other thread takes, the caller does itself.
 
+        Where the handler of a signal interrupts the caller, tasks that have not begun never run,
+        *cancel* is called to end the others, and they are waited for.
+
         Raises:
             Exception: the first a task raised, after all have ended.
         """
-        jobs = deque(Job(task, nbytes=0, read=True) for task in tasks)
-        ordered = tuple(jobs)
+        todo = deque(range(len(tasks)))
+        results: dict[int, Any] = {}
+        errors: dict[int, BaseException] = {}
 
         def work() -> None:
-            while jobs:
+            while todo:
                 try:
-                    job = jobs.popleft()
+                    number = todo.popleft()
                 except IndexError:
                     return
-                _run(job)
+                try:
+                    results[number] = tasks[number]()
+                except BaseException as exc:  # noqa: BLE001  # raised below
+                    errors[number] = exc
 
-        self._add_helpers([Job(work, nbytes=0, read=read) for _ in ordered[: self._wanted][1:]])
+        def stop() -> None:
+            todo.clear()
+            if cancel is not None:
+                cancel()
+
+        helpers = [Job(work, nbytes=0, read=read) for _ in tasks[: self._wanted][1:]]
         try:
+            self._add_helpers(helpers)
             work()
+        except BaseException:  # raised by the handler of a signal, between two tasks
+            stop()
+            raise
         finally:
-            _drop(jobs)
-            wait([job.future for job in ordered])
-        return [job.future.result() for job in ordered]
+            _wait_for_all(helpers, stop)
+        if errors:
+            raise errors[min(errors)]
+        return [results[number] for number in range(len(tasks))]
 
     def abandon(self, job: Job, tell: Callable[[], object] = lambda: None) -> None:
         """Stop waiting for a job, and *tell* whoever does, for which `drain` and `close` wait.
@@ -286,6 +309,22 @@ def _drop(jobs: deque[Job]) -> None:
             return
         job.future.cancel()
         job.future.set_running_or_notify_cancel()
+
+
+def _wait_for_all(helpers: Sequence[Job], stop: Callable[[], None]) -> None:
+    """Wait for helpers that have begun, while no other begins; call *stop* where a signal comes."""
+    interrupted: BaseException | None = None
+    while True:
+        try:
+            if interrupted is not None:
+                stop()
+            wait([helper.future for helper in helpers if not helper.future.cancel()])
+        except BaseException as exc:  # noqa: BLE001  # raised below
+            interrupted = interrupted or exc
+        else:
+            break
+    if interrupted is not None:
+        raise interrupted
 
 
 def _run(job: Job) -> None:

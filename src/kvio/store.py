@@ -23,6 +23,7 @@ from kvio.registry import load_backend
 from kvio.types import (
     BlockResult,
     BlockStat,
+    Cancellation,
     Capabilities,
     Finding,
     IfExists,
@@ -175,11 +176,24 @@ class Store:
 
         A durable batch shares directory syncs. Nothing that happens to one block stops another.
 
+        Where the handler of a signal raises an exception (Ctrl-C), the batch ends early: a note
+        of the exception says how many blocks were stored, and its attribute ``kvio_results`` has
+        the result of each, ``cancelled`` for those that were not reached.
+
         Raises:
             InvalidKeyError, BlockSizeError, TypeError: before any I/O.
         """
+        return self._write_batch(items, if_exists, timeout, Cancellation())
+
+    def _write_batch(
+        self,
+        items: Iterable[tuple[str, Data]],
+        if_exists: IfExists,
+        timeout: float | None,
+        cancel: Cancellation,
+    ) -> list[BlockResult]:
         check_if_exists(if_exists)
-        results = batches.write(self._calls, self._backend, items, if_exists, timeout)
+        results = batches.write(self._calls, self._backend, items, if_exists, timeout, cancel)
         self._counters.wrote_batch(results)
         return results
 
@@ -189,11 +203,17 @@ class Store:
         """Read whole blocks into (key, out) pairs over all I/O threads; a result each, in order.
 
         A block with fewer bytes than its buffer is ``short``; the bytes it has are there.
+        A signal ends it early as `write_blocks`.
 
         Raises:
             InvalidKeyError, BlockSizeError, TypeError: before any I/O.
         """
-        results = batches.read(self._calls, self._backend, items, timeout)
+        return self._read_batch(items, timeout, Cancellation())
+
+    def _read_batch(
+        self, items: Iterable[tuple[str, Data]], timeout: float | None, cancel: Cancellation
+    ) -> list[BlockResult]:
+        results = batches.read(self._calls, self._backend, items, timeout, cancel)
         self._counters.read_batch(results)
         return results
 
@@ -396,4 +416,4 @@ class Store:
         try:
             self._backend.after_fork()
         except KvioError:
-            self._calls.closed = True  # the medium is gone; descriptors must not be used again
+            self._calls.refuse()  # the medium is gone; descriptors must not be used again

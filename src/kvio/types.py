@@ -323,12 +323,18 @@ class Cancellation:
     """Tells a running call that nobody waits for it any more.
 
     A write that sees it publishes nothing; a read stops before its next system call.
+
+    Attributes:
+        requested: the call is to end.
+        results: set by a batch when it begins: computes the result of each of its blocks, for a
+            caller that was interrupted; to be called when the batch has ended.
     """
 
-    __slots__ = ("_callbacks", "requested")
+    __slots__ = ("_callbacks", "requested", "results")
 
     def __init__(self) -> None:
         self.requested = False
+        self.results: Callable[[], list[BlockResult]] | None = None
         self._callbacks: list[Callable[[], None]] = []
 
     def request(self) -> None:

@@ -268,6 +268,11 @@ class PosixBackend(Backend):
             return False
         return True
 
+    def delete_blocks(
+        self, keys: Sequence[str], *, cancel: Cancellation | None = None
+    ) -> list[BlockResult]:
+        return self._engine.delete(keys, cancel)
+
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         with self._typed("list the keys of"):
             for directory, name in walk_files(self._rootfd, self.options.layout, prefix):

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from kvio import _native
@@ -77,25 +78,62 @@ class Engine:
     ) -> list[BlockResult]:
         """Write a batch; results in order."""
         modes, reasons = choose_all(self.for_write, blocks.sizes, self.tally.in_flight + 1)
-        ops = self.run(
-            lib.kvio_write_batch,
-            blocks,
-            modes,
-            self.write_flags,
-            create=True,
-            if_exists=if_exists,
-            cancel=cancel,
-        )
-        return outcome.written(
-            blocks, reasons, ops, self.level, checksum=self.checksum, backend=self.name
+
+        def results(ops: Ops) -> list[BlockResult]:
+            return outcome.written(
+                blocks, reasons, ops, self.level, checksum=self.checksum, backend=self.name
+            )
+
+        return results(
+            self.run(
+                lib.kvio_write_batch,
+                blocks,
+                modes,
+                self.write_flags,
+                create=True,
+                if_exists=if_exists,
+                cancel=cancel,
+                results=results,
+            )
         )
 
     def read(self, blocks: Blocks, cancel: Cancellation | None) -> list[BlockResult]:
         """Read a batch of whole blocks; results in order."""
         modes, _ = choose_all(self.for_read, blocks.sizes, self.tally.in_flight + 1)
-        verify = self.options.verify
-        ops = self.run(lib.kvio_read_batch, blocks, modes, self.flags, verify=verify, cancel=cancel)
-        return outcome.was_read(blocks, ops, self.name)
+
+        def results(ops: Ops) -> list[BlockResult]:
+            return outcome.was_read(blocks, ops, self.name)
+
+        return results(
+            self.run(
+                lib.kvio_read_batch,
+                blocks,
+                modes,
+                self.flags,
+                verify=self.options.verify,
+                cancel=cancel,
+                results=results,
+            )
+        )
+
+    def delete(self, keys: Sequence[str], cancel: Cancellation | None) -> list[BlockResult]:
+        """Remove a batch of blocks; results in order."""
+
+        def results(ops: Ops) -> list[BlockResult]:
+            return outcome.deleted(keys, ops, self.name)
+
+        n = len(keys)
+        return results(
+            self.run(
+                lib.kvio_delete_batch,
+                Blocks(keys, [()] * n, [0] * n),
+                [LOOK],
+                self.flags,
+                cancel=cancel,
+                results=results,
+                moves=False,
+            )
+        )
 
     def count_present(self, keys: Sequence[str]) -> int:
         """Count how many keys from the front have a file long enough for a block."""
@@ -204,11 +242,13 @@ class Engine:
         if_exists: IfExists = "keep",
         verify: str = "full",
         cancel: Cancellation | None = None,
+        results: Callable[[Ops], list[BlockResult]] | None = None,
         moves: bool = True,
     ) -> Ops:
         """Open directories, run one C call over the blocks, and repeat what was stale.
 
-        *moves*: what went well counts as moved in the mode it took.
+        *results*: makes the results of *cancel* where this is a batch. *moves*: what went well
+        counts as moved in the mode it took.
         """
         leased: list[int] = []
         ended: Ops | None = None
@@ -232,6 +272,9 @@ class Engine:
                 offset=offset,
                 flags=op_flags,
             ) as ops:
+                ended = ops
+                if cancel is not None and results is not None:
+                    cancel.results = partial(results, ops)
                 if ops.homeless and self.places is not None:
                     for index in ops.homeless_indices():
                         fd = self._directory(LEAVES[ops.leaf(index)], create, leased)
@@ -242,14 +285,13 @@ class Engine:
                     self._repeat_stale(function, call, blocks.keys, ops, create, leased)
             if call.publish > self.publish:
                 self.publish = call.publish
-            ended = ops
         finally:
             self.tally.leave(ended if moves else None)
             if bounce is not None:
                 self.bounce.give(bounce)
             for fd in leased:
                 os.close(fd)
-        return ended
+        return ops
 
     def make_call(
         self,

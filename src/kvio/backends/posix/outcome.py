@@ -28,6 +28,7 @@ _LOOKUPS: Final = (lib.KVIO_SITE_OPEN_READ, lib.KVIO_SITE_UNLINK)
 _CORRUPT: Final[int] = lib.KVIO_CORRUPT
 _TOO_SMALL: Final[int] = lib.KVIO_TOO_SMALL
 _BEYOND_END: Final[int] = lib.KVIO_BEYOND_END
+_CANCELLED: Final = -errno.ECANCELED
 _STOOD_THERE: Final = "an intact block of this length stood there"
 _HAS_CHECKSUM: Final[int] = lib.KVIO_OP_HAS_CHECKSUM
 _NONE: Final = repeat(None)
@@ -48,7 +49,7 @@ def error_of(answer: Answer, key: str, nbytes: int, offset: int, backend: str) -
         return BlockNotFoundError(f"no block {key!r}", key=key)
     if status == -errno.EEXIST:
         return BlockExistsError(f"block {key!r} exists", key=key)
-    if status == -errno.ECANCELED:
+    if status == _CANCELLED:
         return StorageTimeoutError(
             f"gave up on block {key!r}", errno=errno.ETIMEDOUT, key=key, backend=backend
         )
@@ -58,6 +59,12 @@ def error_of(answer: Answer, key: str, nbytes: int, offset: int, backend: str) -
 def failure(key: str, error: KvioError) -> BlockResult:
     """Make the result of a block that failed."""
     return BlockResult(key, status_of(error), 0, error)
+
+
+def _not_done(answer: Answer, key: str, nbytes: int, backend: str) -> BlockResult:
+    if answer.status == _CANCELLED:
+        return BlockResult(key, BlockStatus.CANCELLED)
+    return failure(key, error_of(answer, key, nbytes, 0, backend))
 
 
 def receipt_of(
@@ -100,6 +107,11 @@ def was_read(blocks: Blocks, ops: Ops, backend: str) -> list[BlockResult]:
     return _rows(BlockResult, blocks.keys, repeat(BlockStatus.OK), blocks.sizes, _NONE, _NONE)
 
 
+def deleted(keys: Sequence[str], ops: Ops, backend: str) -> list[BlockResult]:
+    """Make the results of a batch of deletions."""
+    return list(map(partial(_deleted, backend=backend), keys, ops.answers()))
+
+
 def _rows(kind: type[Any], *columns: Iterable[object]) -> list[Any]:
     """Make named tuples of columns, at half the price of calling their class."""
     return list(map(tuple.__new__, repeat(kind), zip(*columns, strict=False)))
@@ -116,7 +128,7 @@ def _written(
     backend: str,
 ) -> BlockResult:
     if answer.status:
-        return failure(key, error_of(answer, key, nbytes, 0, backend))
+        return _not_done(answer, key, nbytes, backend)
     receipt = receipt_of(answer, key, nbytes, level, reason, checksum=checksum)
     status = BlockStatus.KEPT if answer.existed else BlockStatus.OK
     return BlockResult(key, status, nbytes, None, receipt)
@@ -124,6 +136,13 @@ def _written(
 
 def _was_read(key: str, nbytes: int, answer: Answer, *, backend: str) -> BlockResult:
     if answer.status:
-        return failure(key, error_of(answer, key, nbytes, 0, backend))
+        return _not_done(answer, key, nbytes, backend)
     status = BlockStatus.OK if answer.done == nbytes else BlockStatus.SHORT
     return BlockResult(key, status, answer.done)
+
+
+def _deleted(key: str, answer: Answer, *, backend: str) -> BlockResult:
+    if not answer.status:
+        return BlockResult(key, BlockStatus.OK)
+    result = _not_done(answer, key, 0, backend)
+    return result._replace(error=None) if result.status is BlockStatus.MISSING else result
