@@ -197,7 +197,7 @@ class Calls:
             on_start=_placer(settings),
         )
         self._timeout = settings.timeout
-        self.closed = False
+        self.closed = self._closing = False
         self._idle = threading.Condition()
         #: One item a call: a deque changes as one step, and needs no lock.
         self._inside: deque[None] = deque()
@@ -306,16 +306,20 @@ class Calls:
             pending.expire(self.executor)
 
     def refuse(self) -> bool:
-        """Refuse new calls; False if they were before."""
+        """Refuse new calls; False if another call of close() came before."""
         with self._idle:
-            first, self.closed = not self.closed, True
+            first, self._closing, self.closed = not self._closing, True, True
             return first
 
     def close(self, timeout: float | None) -> bool:
         """Wait for calls under way, after `refuse`; False if they did not end in time."""
-        ended = self.executor.close(timeout=timeout)
-        with self._idle:
-            ended = self._idle.wait_for(lambda: not self._inside, timeout) and ended
+        try:
+            ended = self.executor.close(timeout=timeout)
+            with self._idle:
+                ended = self._idle.wait_for(lambda: not self._inside, timeout) and ended
+        except BaseException:  # the handler of a signal raised it: close() may be called again
+            self._closing = False
+            raise
         self._deadlines.close()
         return ended
 

@@ -300,6 +300,9 @@ class SharedFile:
         try:
             if self._map is not None and self._map.state is State.OPEN:
                 self._finish_own()
+        except BaseException:
+            self._submitter.cancel()
+            raise
         finally:
             self._stop_own()
             self._leave_map()

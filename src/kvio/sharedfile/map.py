@@ -109,6 +109,23 @@ class Map:
         self._reach(DOUBT_AT)
         _U32.pack_into(self._view, DOUBT_AT, 1)
 
+    def sync(self, fd: int, *, journaled: bool) -> None:
+        """Sync the data file as far as its plan asks; *journaled* as in `files.sync`.
+
+        Where the handler of a signal raises an exception, how the sync ended is not known, and the
+        kernel reports an error once: all is to be read again before a seal.
+        """
+        try:
+            if self.plan.durable:
+                files.sync(fd, journaled=journaled)
+            else:
+                files.flush(fd)
+        except OSError:
+            raise
+        except BaseException:
+            self.doubt()
+            raise
+
     def belong_to(self, boot_id: bytes) -> None:
         """Say that it is of this boot from now on; none of its cells may count."""
         self.plan = replace(self.plan, boot_id=boot_id)

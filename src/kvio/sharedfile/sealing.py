@@ -125,10 +125,7 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
 def _complete(names: Names, map_: Map, fd: int, index: Index, *, journaled: bool) -> None:
     _write_shared_blocks(map_, fd)
     _write_end(map_.plan, fd, index)
-    if map_.plan.durable:
-        files.sync(fd, journaled=journaled)
-    else:
-        files.flush(fd)
+    map_.sync(fd, journaled=journaled)
     if map_.in_doubt:
         _read_again(names, map_.plan, fd, index)
     files.set_mode(fd, _READ_ONLY)
@@ -209,8 +206,8 @@ def _read_again(names: Names, plan: Plan, fd: int, index: Index) -> None:
     """Read from the medium what was written while nobody of this seal watched for errors."""
     if index.checksums is None:
         raise CorruptBlockError(
-            f"{names.path!r} has no checksums, so what was written before its recovery cannot be "
-            "checked; abort it",
+            f"{names.path!r} has no checksums, so what was written before its recovery, or before "
+            "a signal interrupted its sync, cannot be checked; abort it",
             key=names.path,
         )
     _native.drop_cache(fd)

@@ -42,6 +42,11 @@ class Submitter:
         if self._executor is not None:
             self._executor.drain()
 
+    def cancel(self) -> None:
+        """Drop what is queued and finish what is under way."""
+        if self._executor is not None:
+            self._executor.close(timeout=0.0)
+
     def close(self) -> None:
         """Finish what is queued and end the threads."""
         if self._executor is not None:

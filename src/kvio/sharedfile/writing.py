@@ -75,7 +75,7 @@ class Writer:
         self._ranks: set[int] = set()
         self._busy = 0
         self._idle = threading.Condition(self._lock)
-        self._closed = False
+        self._closed = self._finished = False
 
     def claim(self, rank: int) -> None:
         """Become the handle that writes for a rank; cells it has in part are to be written anew.
@@ -117,12 +117,11 @@ class Writer:
                 self._idle.notify_all()
         return nbytes
 
-    def stop(self) -> bool:
-        """Refuse further calls and wait for those under way; False: that was done before."""
+    def stop(self) -> None:
+        """Refuse further calls and wait for those under way."""
         with self._lock:
-            was_open, self._closed = not self._closed, True
+            self._closed = True
             self._idle.wait_for(lambda: not self._busy)
-        return was_open
 
     def finish(self) -> None:
         """Stop, sync, and let other handles write for the ranks.
@@ -130,11 +129,19 @@ class Writer:
         Raises:
             StorageError: the medium did not take all bytes; the file cannot be sealed.
         """
-        if not self.stop():
+        self.stop()
+        if self._finished:
             return
-        if self._ranks:
-            with self._failing(min(self._ranks), "sync"):
-                (files.sync if self._map.plan.durable else files.flush)(self._fd)
+        self._finished = True
+        try:
+            if self._ranks:
+                with self._failing(min(self._ranks), "sync"):
+                    self._map.sync(self._fd)
+        except KvioError:
+            raise
+        except BaseException:  # the handler of a signal raised it: this may be called again
+            self._finished = False
+            raise
         for rank in self._ranks:
             self._map.unlock(rank)
         self._map.tell()

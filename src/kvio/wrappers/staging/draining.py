@@ -119,9 +119,13 @@ class Drains:
             ledger.closing = True
             ledger.room.refuse_all()
             ledger.work.notify_all()
-            progress.wait(
-                EVERYTHING, lambda: not (progress.unsettled or ledger.filling), left(deadline)
-            )
+            try:
+                progress.wait(
+                    EVERYTHING, lambda: not (progress.unsettled or ledger.filling), left(deadline)
+                )
+            except BaseException:  # the handler of a signal raised it: the tier stays open
+                ledger.closing = False
+                raise
             keys = list(dict.fromkeys(entry.key for entry in ledger.lanes.entries()))
             if keys or ledger.filling:
                 ledger.closing = False
