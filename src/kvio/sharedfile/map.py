@@ -109,7 +109,7 @@ class Map:
         self._reach(DOUBT_AT)
         _U32.pack_into(self._view, DOUBT_AT, 1)
 
-    def sync(self, fd: int, *, journaled: bool) -> None:
+    def sync(self, fd: int, *, journaled: bool = True) -> None:
         """Sync the data file as far as its plan asks; *journaled* as in `files.sync`.
 
         Where the handler of a signal raises an exception, how the sync ended is not known, and the
