@@ -51,6 +51,10 @@ def names():
     return sorted(os.listdir(root))
 
 
+def published():
+    return sum(not name.startswith(".") for name in names())
+
+
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
 

@@ -22,7 +22,7 @@ store = kvio.open_store(
 )
 store.contains("large")  # which opens the directory
 before = descriptors()
-send_when(lambda: len(names()) >= 100)
+send_when(lambda: published() >= 100)
 try:
     store.write_blocks(items, timeout={timeout})
 except Stop as exc:
@@ -112,7 +112,7 @@ signal.signal(signal.SIGUSR1, lambda *_: seen.append(len(names())))
 store = kvio.open_store(
     "posix-tmpfile", root=root, durability="durable", layout="plain", io_threads={threads}
 )
-send_when(lambda: len(names()) >= 64)
+send_when(lambda: published() >= 64)
 results = store.write_blocks([(f"k{{n}}", bytes(4096)) for n in range(640)])
 report(seen=seen, stored=sum(result.ok for result in results))
 """,

@@ -14,7 +14,7 @@ OPEN = """
 store = kvio.open_store(
     "posix-tmpfile", root=root, durability="durable", layout="plain", io_threads=1
 )
-send_when(lambda: len(names()) >= 10)
+send_when(lambda: published() >= 10)
 """
 
 
