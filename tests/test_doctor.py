@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,19 @@ from kvio.doctor import Diagnosis, diagnose
 from kvio.policies import BY_SIZE
 from kvio.types import Finding
 from tests.media import filesystem_of
+from tests.posix import mounts
+
+_RENAME_NOREPLACE = 1
+
+
+def renames_to_a_free_name(path: Path) -> bool:
+    """Return whether renameat2(2) moves a file to a free name under RENAME_NOREPLACE."""
+    old, new = path / "old", path / "new"
+    old.touch()
+    arguments = (-100, os.fsencode(old), -100, os.fsencode(new), _RENAME_NOREPLACE)
+    renamed: bool = ctypes.CDLL(None).renameat2(*arguments) == 0
+    (new if renamed else old).unlink()
+    return renamed
 
 
 def found(diagnosis: Diagnosis, name: str) -> Finding:
@@ -57,6 +72,21 @@ class TestDirectory:
             works = False
 
         assert found(diagnose(str(disk_path)), "O_TMPFILE").good is works
+
+    @pytest.mark.parametrize(
+        "place", ["disk", pytest.param("bindfs", marks=[pytest.mark.root, pytest.mark.slow])]
+    )
+    def test_a_rename_without_replacing_is_as_the_file_system_says(
+        self, place: str, disk_path: Path
+    ) -> None:
+        """Yes exactly where a rename to a free name succeeds; nothing is left of the trial."""
+        mounted = mounts.bindfs(disk_path) if place == "bindfs" else nullcontext(disk_path)
+        with mounted as path:
+            works = renames_to_a_free_name(path)
+            finding = found(diagnose(str(path)), "renameat2, no replace")
+
+            assert finding.good is works
+            assert tree(path) == set()
 
     def test_durable_is_promised_where_a_durable_store_opens(self, disk_path: Path) -> None:
         """The doctor and the backend judge alike, and a refusal has its reason."""

@@ -95,6 +95,22 @@ def memory_filesystem(work: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(mountpoint)], check=True)
 
 
+@contextmanager
+def bindfs(work: Path) -> Iterator[Path]:
+    """Mount a directory by bindfs, where each name is an inode and renames take no flags."""
+    children.need_root()
+    if shutil.which("bindfs") is None:
+        pytest.skip("needs bindfs (Debian package bindfs)")
+    below, mountpoint = work / "below", work / "bindfs"
+    below.mkdir()
+    mountpoint.mkdir()
+    _run(["bindfs", str(below), str(mountpoint)])
+    try:
+        yield _root_below(mountpoint)
+    finally:
+        subprocess.run(["umount", "-l", str(mountpoint)], check=True)
+
+
 def _root_below(mountpoint: Path) -> Path:
     root = mountpoint / "root"
     root.mkdir(mode=0o700)

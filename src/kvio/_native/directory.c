@@ -1,6 +1,7 @@
 /* Directories, deletion, and what a file system can do. */
 #include "sys.h"
 
+#include <limits.h>
 #include <linux/stat.h>
 #include <stdlib.h>
 #include <sys/statfs.h>
@@ -245,11 +246,30 @@ static void probe_links(int dirfd, const char *name, kvio_probe_result *result)
 	close(fd);
 }
 
+/* To a name that is free, and back, and onto one that is taken.  The kernel itself refuses
+ * a name that it knows to be taken, so only a rename that is to happen asks the file system. */
 static void probe_rename(int dirfd, const char *name, kvio_probe_result *result)
 {
-	int r = renameat2(dirfd, name, dirfd, name, RENAME_NOREPLACE) ? -errno : 0;
+	char other[NAME_MAX + 1];
+	size_t last = strlen(name) - 1;
+	int fd, r;
 
+	if (last >= NAME_MAX) {
+		result->rename_noreplace = -ENAMETOOLONG;
+		return;
+	}
+	memcpy(other, name, last + 2);
+	other[last] = name[last] == '0' ? '1' : '0';	/* a sweep removes it as well */
+	r = renameat2(dirfd, name, dirfd, other, RENAME_NOREPLACE) ? -errno : 0;
+	if (!r)
+		r = renameat2(dirfd, other, dirfd, name, RENAME_NOREPLACE) ? -errno : 0;
+	fd = r ? r : openat(dirfd, other, O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (fd >= 0) {
+		close(fd);
+		r = renameat2(dirfd, other, dirfd, name, RENAME_NOREPLACE) ? -errno : -EOPNOTSUPP;
+	}
 	result->rename_noreplace = r == -EEXIST ? 0 : r;
+	unlinkat(dirfd, other, 0);
 }
 
 /* Ask the directory's file system by trying; answers are 0 for yes, else -errno.

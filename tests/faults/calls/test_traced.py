@@ -87,7 +87,7 @@ _TRIES: Final = 8
 #: What asking a medium what it can do takes; not an operation's calls, and never part of one.
 PROBE: Final = Counter(
     {"cachestat": 1, "fsync": 1, "linkat": 2, "pwrite64": 2, "pwritev2": 1}
-    | {"renameat2": 1, "unlinkat": 3}
+    | {"renameat2": 3, "unlinkat": 4}
 )
 
 
