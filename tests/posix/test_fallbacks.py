@@ -106,6 +106,19 @@ def test_an_exclusive_create_stays_exclusive(root: Path) -> None:
     assert not faultlab.temporaries(root)
 
 
+@pytest.mark.root
+@pytest.mark.slow
+def test_the_contract_holds_where_every_name_is_an_inode(tmp_path: Path) -> None:
+    """On bindfs a name is given by a link, and no operation does otherwise for that."""
+    with mounts.bindfs(tmp_path) as place:
+        for number, scenario in enumerate(BUFFERED):
+            if scenario.options.get("durability") == "durable":
+                continue  # which no FUSE server promises
+            own = place / str(number)
+            own.mkdir(mode=0o700)
+            assert check_contract(scenario, own).publish == NAMED
+
+
 def test_tmpfile_on_demand_is_refused_where_there_is_none(root: Path) -> None:
     """``publish=tmpfile`` without O_TMPFILE fails when the store is opened, with the reason."""
 

@@ -153,7 +153,10 @@ int kvio_file_close(kvio_fault *fault, int fd)
 }
 
 /* Give a file another name in its directory.  Where RENAME_NOREPLACE is not known, a
- * link refuses a name that is taken just as well. */
+ * link refuses a name that is taken just as well, and a rename onto that link follows:
+ * a FUSE server that knows files by their paths gives the link an inode of its own, with
+ * its own page cache and locks, and the rename gives the name back to the inode that the
+ * caller has open.  Where both are one inode the rename does nothing (rename(2)). */
 int kvio_name_move(kvio_fault *fault, int dirfd, const char *from, const char *to, int replace)
 {
 	int r = sys_renameat2(fault, dirfd, from, to, replace ? 0 : RENAME_NOREPLACE);
@@ -161,7 +164,15 @@ int kvio_name_move(kvio_fault *fault, int dirfd, const char *from, const char *t
 	if (replace || (r != -EINVAL && r != -ENOSYS))
 		return r;
 	r = sys_linkat(fault, dirfd, from, dirfd, to, 0);
-	return r < 0 ? r : kvio_remove(fault, dirfd, from);
+	if (r < 0)
+		return r;
+	r = sys_renameat2(fault, dirfd, from, to, 0);
+	if (r < 0) {
+		kvio_remove(NULL, dirfd, to);
+		return r;
+	}
+	r = kvio_remove(fault, dirfd, from);
+	return r == -ENOENT ? 0 : r;	/* or the server has moved it */
 }
 
 /* Two files of a directory exchange their names in one step. */

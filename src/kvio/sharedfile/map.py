@@ -282,19 +282,15 @@ class Map:
             self._memory.close()
 
 
-def open_map(fd: int, plan: Plan, *, dirfd: int, name: str) -> Map:
-    """Map a map; *fd*, which takes its locks, belongs to the answer from now on.
+def open_map(fd: int, plan: Plan, *, locks: int) -> Map:
+    """Map the file of *fd*; *locks*, another descriptor of it, belongs to the answer from now on.
 
     Raises:
-        PlanError: another file has its name by now.
+        PlanError: they are of two files: another one has the name by now.
     """
-    other = files.open_file(dirfd, name, os.O_RDWR)
-    try:
-        if not os.path.samestat(os.fstat(fd), os.fstat(other)):
-            raise plans.PlanError("it was replaced")
-        return Map(fd, mmap.mmap(other, plan.map_nbytes, mmap.MAP_SHARED), plan)
-    finally:
-        os.close(other)
+    if not os.path.samestat(os.fstat(fd), os.fstat(locks)):
+        raise plans.PlanError("it was replaced")
+    return Map(locks, mmap.mmap(fd, plan.map_nbytes, mmap.MAP_SHARED), plan)
 
 
 def lock(fd: int, byte: int, nbytes: int = 1) -> bool:

@@ -116,7 +116,11 @@ def _make_map(names: Names, plan: Plan, *, journaled: bool) -> tuple[Map, bool]:
         flagged = write_map(fd, plan)
         if plan.durable:
             files.sync(fd, journaled=journaled)
-        map_ = open_map(fd, plan, dirfd=names.dirfd, name=temporary)
+        other = files.open_file(names.dirfd, temporary, os.O_RDWR)
+        try:
+            map_ = open_map(other, plan, locks=fd)
+        finally:
+            os.close(other)
         try:
             files.move(names.dirfd, temporary, names.map, replace=False)
         except OSError:
@@ -136,7 +140,7 @@ def _make_map(names: Names, plan: Plan, *, journaled: bool) -> tuple[Map, bool]:
 
 def _why_taken(names: Names) -> str:
     try:
-        map_ = _open_map(names)
+        map_ = _open_settled_map(names)
     except (KvioError, OSError) as exc:
         return f"{names.path!r} is being written, or what stands in its way is not ours: {exc}"
     try:
@@ -187,8 +191,9 @@ def _drop(names: Names, map_: Map) -> None:
         names.remove(names.map)
 
 
-def sweep(names: Names) -> None:
-    """Remove maps whose making was cut short, which nobody has locked, and probes that are old."""
+def sweep(names: Names) -> bool:
+    """Remove maps whose making was cut short, and old probes; return whether one is being made."""
+    being_made = False
     for name in names.probes():
         found = names.stat(name)
         if found is not None and time.time() - found.st_mtime > _PROBE_S:
@@ -201,11 +206,20 @@ def sweep(names: Names) -> None:
         try:
             if lock(fd, 0, ALL_BYTES):
                 names.remove(name)
+            else:
+                being_made = True
         finally:
             os.close(fd)
+    return being_made
 
 
 def _open_map(names: Names) -> Map:
+    """Open the map of a file that is being written.
+
+    While `files.move` gives the map its name by a link, a FUSE server may have another inode under
+    it. So the map is opened before its locks: if only the locks are the creator's, the map says
+    that the file is not ready.
+    """
     try:
         fd = files.open_file(names.dirfd, names.map, os.O_RDWR)
     except FileNotFoundError:
@@ -215,18 +229,38 @@ def _open_map(names: Names) -> Map:
             raise AccessDeniedError(
                 f"the map of {names.path!r} belongs to another user", errno=errno.EACCES
             )
-        return open_map(fd, read_plan(fd), dirfd=names.dirfd, name=names.map)
+        plan = read_plan(fd)
+        locks = files.open_file(names.dirfd, names.map, os.O_RDWR)
+        try:
+            return open_map(fd, plan, locks=locks)
+        except BaseException:
+            os.close(locks)
+            raise
     except FileNotFoundError:  # sealed or aborted since
-        os.close(fd)
         raise BlockNotFoundError(f"no shared file {names.path!r}", key=names.path) from None
     except PlanError as exc:
-        os.close(fd)
         raise CorruptBlockError(
             f"the map of {names.path!r} ({names.map}) cannot be used: {exc}", key=names.path
         ) from exc
-    except BaseException:
+    finally:
         os.close(fd)
-        raise
+
+
+def _open_settled_map(names: Names) -> Map:
+    """Open the map; once more where it may have been opened while `files.move` named it.
+
+    Raises:
+        BlockExistsError: its creator is still at that.
+    """
+    seen = b""
+    while True:
+        map_ = _open_map(names)
+        if map_.state is not State.PREPARING or map_.plan.file_id == seen:
+            return map_
+        seen = map_.plan.file_id
+        map_.close()
+        if sweep(names):
+            raise BlockExistsError(f"{names.path!r} is being written", key=names.path)
 
 
 def _make_writable(names: Names, map_: Map) -> None:
@@ -304,7 +338,7 @@ def recover(names: Names, boot_id: bytes) -> tuple[Map, int] | None:
     with typed(names, "recover"):
         sweep(names)
         try:
-            map_ = _open_map(names)
+            map_ = _open_settled_map(names)
         except BlockNotFoundError:
             if names.exists(names.final):
                 return None
