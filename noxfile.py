@@ -286,10 +286,17 @@ def s3(session: nox.Session) -> None:
 
 @nox.session(default=False, python=["3.11", "3.12"])
 def dlio(session: nox.Session) -> None:
-    """Run DLIO 2.0.0 on kvio: every phase, one and two ranks, disks and S3; then beside stock."""
+    """Run DLIO 2.0.0 on kvio: every phase, one and two ranks, disks and S3; then beside stock.
+
+    Shared files of MPI jobs are tested here too, since this environment has an mpirun.
+    """
     install_dlio(session, "test")
     session.run("python", "-m", "tests.s3.servers")
-    tests = ("tests/connectors/dlio", "tests/test_experiment_dlio_itself.py")
+    with_mpi = ("test_ranks_real.py", "test_sharedfile_docs.py")
+    tests = (
+        *("tests/connectors/dlio", "tests/test_experiment_dlio_itself.py"),
+        *(f"tests/sharedfile/{name}" for name in with_mpi),
+    )
     session.run("python", "-m", "pytest", *(session.posargs or tests))
     if not session.posargs:
         session.run("kvio", "experiment", "dlio", "--rounds", "1")

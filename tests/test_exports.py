@@ -31,6 +31,7 @@ ERRORS: dict[str, tuple[type, ...]] = {
     "MissingDependencyError": (kvio.KvioError, ImportError),
     "UnsupportedError": (kvio.KvioError,),
     "StoreClosedError": (kvio.KvioError,),
+    "RankFailedError": (kvio.KvioError,),
     "BlockError": (kvio.KvioError,),
     "InvalidKeyError": (kvio.BlockError, ValueError),
     "BlockNotFoundError": (kvio.BlockError, LookupError),

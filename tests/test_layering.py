@@ -119,7 +119,8 @@ LIBRARIES = {
     "safetensors": {"experiments.peers"},
     "tensorstore": {"experiments.peers"},
     "torch": {
-        *("connectors.dlio", "connectors.torch_dcp", "experiments.engines", "wrappers.staging"),
+        *("connectors.dlio", "connectors.torch_dcp", "experiments.engines", "sharedfile"),
+        "wrappers.staging",
     },
     "tensorflow": {"connectors.dlio.stand_ins"},
     "dlio_benchmark": {"connectors.dlio", "experiments.dlio.plain"},

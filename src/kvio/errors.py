@@ -6,6 +6,7 @@ KvioError
 ├─ MissingDependencyError (ImportError) an extra is not installed
 ├─ UnsupportedError                     this medium or library cannot do it
 ├─ StoreClosedError (RuntimeError)      used after close()
+├─ RankFailedError (.rank)              another rank raised what is no KvioError
 ├─ BlockError (.key)
 │  ├─ InvalidKeyError (ValueError)
 │  ├─ BlockNotFoundError (LookupError)
@@ -49,6 +50,14 @@ class UnsupportedError(KvioError):
 
 class StoreClosedError(KvioError, RuntimeError):
     """The store was closed before or during the call."""
+
+
+class RankFailedError(KvioError):
+    """Another rank of a call that all ranks make raised what is no KvioError; ``.rank``: which."""
+
+    def __init__(self, message: str, *, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class BlockError(KvioError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shutil
 import struct
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from kvio.sharedfile import index as indices
 from kvio.sharedfile import plan as plans
 from kvio.sharedfile.layout import Layout
 
-from . import raw
+from . import launching, raw
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parent.parent / "docs"
@@ -32,20 +31,8 @@ PAYLOAD = bytes(at % 251 for at in range(VECTORS.size))
 
 
 def _command(example: str, script: Path) -> tuple[str, ...]:
-    if "mpi4py" not in example:
-        return sys.executable, str(script)
-    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        pytest.skip("no mpirun")
-    as_root = ("--allow-run-as-root",) if os.geteuid() == 0 and _is_open_mpi(mpirun) else ()
-    return mpirun, *as_root, "-n", "2", sys.executable, str(script)
-
-
-def _is_open_mpi(mpirun: str) -> bool:
-    said = subprocess.run([mpirun, "--version"], capture_output=True, check=False, timeout=60)
-    return b"Open MPI" in said.stdout or b"OpenRTE" in said.stdout
+    before = launching.mpirun(2) if "mpi4py" in example else []
+    return *before, sys.executable, str(script)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from kvio.types import MiB, Receipt, Verify
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
+    from torch.distributed import ProcessGroup
 
     from kvio.placement import Placement
 
@@ -95,20 +96,35 @@ class SharedFile:
         return cls(opening.create(path, size, writers, rank, options))
 
     @classmethod
-    def from_comm(cls, comm: Intracomm, path: Path, size: int, **options: Any) -> Self:
+    def from_comm(
+        cls, comm: Intracomm | ProcessGroup, path: Path, size: int, **options: Any
+    ) -> Self:
         """Make a file for the ranks of a communicator, all of which call this, on one machine.
 
         Rank 0 gets the handle that seals: ``seal(timeout=None)`` there waits for the bytes of the
-        others, which close theirs when they have written. *options*: as for `create`.
+        others, which close theirs when they have written. Where one rank fails, whatever it
+        raises, every rank raises and nothing is left; a rank that is interrupted raises its
+        `KeyboardInterrupt` when all ranks have come.
+
+        Args:
+            comm: a communicator of mpi4py, or a process group of torch.distributed that has a
+                backend for the CPU, such as gloo.
+            path: as for `create`.
+            size: as for `create`.
+            options: as for `create`.
 
         Raises:
-            UnsupportedError: the ranks are not all on one machine.
-            KvioError: what `create` raised on rank 0, or `open` on another, on every rank.
+            ConfigError: *comm* is neither of these.
+            UnsupportedError: the ranks are not all on one machine, or the group has no backend for
+                the CPU.
+            KvioError: what `create` raised on rank 0, or `open` on another; on every rank.
+            RankFailedError: another rank raised what is no KvioError.
         """
+        group = ranks.ranks_of(comm)
         return ranks.on_first(
-            comm,
-            lambda: cls.create(path, size, writers=comm.size, rank=0, **options),
-            lambda: cls.open(path, comm.rank),
+            group,
+            lambda: cls.create(path, size, writers=group.size, rank=0, **options),
+            lambda: cls.open(path, group.rank),
             cls.close,
             cls.abort,
         )
