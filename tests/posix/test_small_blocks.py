@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,9 +20,11 @@ SMALL = faultlab.pattern(1, 4 * KiB)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> kvio.Store:
+def store(tmp_path: Path) -> Iterator[kvio.Store]:
     """A store on the page cache."""
-    return kvio.open_store("posix-tmpfile", root=tmp_path / "root", options={"create": True})
+    root = tmp_path / "root"
+    with kvio.open_store("posix-tmpfile", root=root, options={"create": True}) as store:
+        yield store
 
 
 @pytest.mark.parametrize("site", ["open_temp", "write"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,6 +122,10 @@ class Bench:
         self.dead = faultlab.dead_pid()
         self.trial(None)
         self.needed = self.calls()
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
 
     def succeeds(self) -> Outcome:
         """Run once without a fault."""
@@ -299,10 +304,11 @@ def test_a_failing_call_costs_the_operation_at_most(
             fired += bench.trial(fault)
         except (BrokenPromiseError, AssertionError, kvio.KvioError, OSError) as exc:
             problems.append(f"{fault}: {str(exc) or exc!r:.200}")
-            bench.store.close()
+            bench.close()
             for temporary in faultlab.temporaries(root):
                 os.unlink(temporary)
             bench = Bench(scenario, root)
+    bench.close()
     record_property("faults_fired", fired)
     print(f"{scenario.name}: {fired} faults fired")
 
@@ -319,11 +325,12 @@ def test_the_scenarios_reach_every_system_call_site(tmp_path: Path) -> None:
         root = tmp_path / str(number)
         root.mkdir(mode=0o700)
         try:
-            calls = Bench(scenario, root).calls()
+            bench = Bench(scenario, root)
         except kvio.UnsupportedError as exc:
             skipped.append(f"{scenario.name}: {exc}")
-        else:
-            REACHED[scenario.name] = {site for site, seen in calls.items() if seen}
+            continue
+        with closing(bench):
+            REACHED[scenario.name] = {site for site, seen in bench.calls().items() if seen}
 
     missed = set(faults.sites()).difference(*REACHED.values())
     if missed and skipped:

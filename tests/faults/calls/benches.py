@@ -93,14 +93,6 @@ MORE: Final = (
 STORES: Final = (*SCENARIOS, *MORE)
 
 
-class StoreBench(Bench):
-    """A store's operation."""
-
-    def close(self) -> None:
-        """Close the store."""
-        self.store.close()
-
-
 # Shared files.
 
 
@@ -206,7 +198,7 @@ class TierBench:
 def all_benches() -> Iterator[tuple[str, Callable[[Path], AnyBench]]]:
     """Name every bench of the campaign, and say how it is made in an empty directory."""
     for scenario in STORES:
-        yield scenario.name, lambda root, scenario=scenario: StoreBench(scenario, root)  # type: ignore[misc]
+        yield scenario.name, lambda root, scenario=scenario: Bench(scenario, root)  # type: ignore[misc]
     for case in CASES:
         yield f"shared file, {case}", lambda root, case=case: FileBench(case, root)  # type: ignore[misc]
     yield "staging", TierBench
