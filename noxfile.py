@@ -358,8 +358,7 @@ def faults(session: nox.Session) -> None:
     env = {"KVIO_FAULTS": "full"}
     if not session.posargs:  # a part has no totals of the whole
         env["KVIO_FAULTS_RESULTS"] = str(Path("results/faults.json").resolve())
-    limits = ["--timeout", "3600", "-o", "faulthandler_timeout=3600"]
-    everything = [*PARALLEL, "--maxschedchunk", "1", *limits, "tests/faults"]
+    everything = [*PARALLEL, "--maxschedchunk", "1", "--timeout", "3600", "tests/faults"]
     arguments = session.posargs or everything
     session.run("python", "-m", "pytest", *arguments, env=env)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -38,6 +41,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="directory on a disk's file system for tests of durability and direct I/O "
         "(default: $KVIO_TEST_DIR, else the system's temporary directory)",
     )
+
+
+#: Standard error as it was before pytest captured it.
+_STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep standard error for `pytest_timeout_set_timer`; nothing is captured at this point."""
+    assert sys.__stderr__ is not None
+    config.stash[_STDERR] = os.dup(sys.__stderr__.fileno())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close what `pytest_configure` opened."""
+    os.close(config.stash[_STDERR])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:
+    """Print the traceback of all threads at nine tenths of the test's timeout.
+
+    Python's signal handler, which ends the test, never runs if the main thread is stuck in C. The
+    time is derived here, from the option, the setting or the test's own mark, whichever holds:
+    pytest's ``faulthandler_timeout`` would be a second number that may disagree.
+    """
+    stderr = item.config.stash[_STDERR]
+    faulthandler.dump_traceback_later(0.9 * settings.timeout, file=stderr)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_cancel_timer() -> Generator[None, object, object]:
+    """Print nothing for a test that has ended."""
+    faulthandler.cancel_dump_traceback_later()
+    return (yield)
 
 
 @pytest.fixture(scope="session")
