@@ -113,6 +113,7 @@ _MACHINES = {
     "x86_64": (
         0xC000003E,
         {
+            "close": 3,
             "openat": 257,
             "linkat": 265,
             "renameat2": 316,
@@ -127,6 +128,7 @@ _MACHINES = {
     "aarch64": (
         0xC00000B7,
         {
+            "close": 57,
             "openat": 56,
             "linkat": 37,
             "renameat2": 276,

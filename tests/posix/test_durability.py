@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import kvio
-from kvio._native import faults
+from kvio._native import faults, lib
 from kvio.url import OptionValue
 from tests.posix import children, faultlab, strace
 from tests.posix.strace import where
@@ -384,3 +384,33 @@ def test_a_descriptor_that_failed_is_never_synced_again(journaled_root: Path) ->
     assert reopened
     assert closed[0] < reopened[0]
     assert (journaled_root / "k").read_bytes() == b"x" * 9000
+
+
+def test_a_fallback_to_a_named_temporary_is_synced(journaled_root: Path) -> None:
+    """A durable block whose file cannot be linked is written anew, and the new file is synced."""
+    with durable(journaled_root) as store:
+        with faults.inject("link", error=errno.ENOENT, times=2) as fault:
+            receipt = store.write_block("k", PAYLOAD)
+
+    assert receipt.level == "durable"
+    assert faultlab.peek(journaled_root, "k", layout="plain") == PAYLOAD
+    assert calls(fault, "open_temp", "fdatasync") == (2, 2)
+
+
+def test_every_directory_of_a_fan_out_is_synced(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The 256 directories of a durable store are synced in their parents, and those in the root."""
+    synced, fsync = set(), os.fsync
+
+    def noting(fd: int) -> None:
+        fsync(fd)
+        synced.add(os.readlink(f"/proc/self/fd/{fd}"))
+
+    monkeypatch.setattr(os, "fsync", noting)
+    try:
+        kvio.open_store("posix-tmpfile", root=root, durability="durable").close()
+    except kvio.UnsupportedError as exc:
+        pytest.skip(f"the temporary directory's medium is not durable: {exc}")
+
+    assert synced >= {str(root), *(f"{root}/{number:x}" for number in range(16))}

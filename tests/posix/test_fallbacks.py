@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -235,3 +236,21 @@ def test_durable_blocks_are_not_synced_without_a_name_where_that_keeps_nothing(
             options = {**durable, "publish": "tmpfile"}
             with pytest.raises(kvio.UnsupportedError, match=r"before it has a name.*leave publish"):
                 kvio.open_store("posix-tmpfile", root=root, options=options)
+
+
+def test_a_close_that_fails_says_why(root: Path) -> None:
+    """The kernel's own error of the last call is told; nothing gets a name."""
+
+    def work() -> None:
+        with kvio.open_store("posix-tmpfile", root=root, options={"publish": "rename"}) as store:
+            store.write_block("k", b"before")
+            temporary = os.dup(0)  # the number that the next file gets
+            os.close(temporary)
+            children.refuse((Refusal("close", 0, 0xFFFFFFFF, temporary, True, errno.EDQUOT),))
+            with pytest.raises(kvio.StorageFullError) as caught:
+                store.write_block("k", b"after", if_exists="replace")
+            assert caught.value.errno == errno.EDQUOT
+            assert bytes(store.read_block("k")) == b"before"
+
+    children.in_child(work)
+    assert not faultlab.temporaries(root)

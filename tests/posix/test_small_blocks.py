@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 import kvio
 from kvio import KiB
 from kvio._native import faults
-from tests.posix import faultlab
+from tests.posix import children, faultlab
 
 SMALL = faultlab.pattern(1, 4 * KiB)
 
@@ -133,3 +134,42 @@ def test_bytes_after_the_trailer_are_noticed(store: kvio.Store, tmp_path: Path, 
         store.read_block_into("key", bytearray(len(SMALL)))
     with pytest.raises(kvio.CorruptBlockError):
         store.read_block_into("key", bytearray(len(SMALL) + 500))
+
+
+def test_a_failed_write_is_told_although_the_key_cannot_be_looked_at(tmp_path: Path) -> None:
+    """The error names the call that failed first, not the one of the look for a standing block."""
+
+    def work() -> None:
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        with (
+            kvio.open_store("posix-tmpfile", root=tmp_path) as store,
+            faults.inject("open_read", error=errno.EIO),
+            pytest.raises(kvio.StorageFullError, match=r"write failed.*EFBIG"),
+        ):
+            store.write_block("key", SMALL)
+
+    children.in_child(work)
+
+
+def test_a_file_that_is_cut_while_it_is_looked_at_is_truncated(store: kvio.Store) -> None:
+    """What the trailer's memory held before is not taken for a trailer."""
+    store.write_block("key", SMALL)
+    for _ in range(2):  # the second has the first one's trailer on the stack
+        assert store.stat_block("key").nbytes == len(SMALL)
+    with (
+        faults.inject("read", transfer=0),
+        pytest.raises(kvio.CorruptBlockError, match="truncated"),
+    ):
+        store.stat_block("key")
+
+
+def test_a_range_of_a_file_that_is_cut_while_it_is_read_is_truncated(tmp_path: Path) -> None:
+    """Bytes that were not read are not returned, also where no checksum covers them."""
+    with kvio.open_store("posix-tmpfile", root=tmp_path, layout="plain") as store:
+        store.write_block("key", SMALL)
+        with (
+            faults.inject("read", transfer=0),
+            pytest.raises(kvio.CorruptBlockError, match="truncated"),
+        ):
+            store.read_block("key", offset=100, nbytes=1000)

@@ -106,3 +106,20 @@ def test_a_seal_cut_short_after_the_rename_is_finished(create: Create, disk_path
 
     assert out == DATA
     assert raw.names(disk_path) == ["file"]
+
+
+def test_a_recovery_reads_from_the_disk(create: Create, real_disk: Path) -> None:
+    """What was written before is read past the page cache, which may hide what the disk lost."""
+    with create("file", SIZE, cell_bytes=8 * KiB) as file:
+        file.pwrite(DATA, 0)
+    with SharedFile.recover(real_disk / "file") as file:
+        before = _bytes_from_disks()
+        file.seal()
+
+    assert _bytes_from_disks() - before >= SIZE
+
+
+def _bytes_from_disks() -> int:
+    """Return what this process has made disks read; see proc_pid_io(5)."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["read_bytes"])

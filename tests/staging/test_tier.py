@@ -10,7 +10,7 @@ import pytest
 import kvio
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
-from kvio.types import BlockStatus
+from kvio.types import BlockStatus, IfExists
 from tests.staging.medium import LONG_S, Medium, open_medium, staged
 
 PAGE = 4096
@@ -355,3 +355,21 @@ def test_of_racing_writers_with_error_one_succeeds(tier: kvio.StagingTier) -> No
 
     assert len(taken) == 1
     assert bytes(tier.read_block("k")) == bytes(taken) * 9000
+
+
+@pytest.mark.parametrize("first", ["keep", "replace"])
+def test_blocks_that_are_drained_together_keep_their_own_if_exists(
+    tier: kvio.StagingTier, store: WrappedStore[Medium], first: str
+) -> None:
+    """A small block that may stay and one that is replaced follow each other in the queue."""
+    rules: list[IfExists] = ["keep", "replace"]
+    for key in rules:
+        store.write_block(key, b"old")
+    tier.pause()
+    for key in sorted(rules, key=lambda key: key != first):
+        tier.write_block(key, b"new", if_exists=key)
+    tier.resume()
+    tier.barrier(timeout=LONG_S)
+
+    assert bytes(store.read_block("keep")) == b"old"
+    assert bytes(store.read_block("replace")) == b"new"

@@ -8,13 +8,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kvio
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
-from tests.staging.medium import LONG_S, SOON_S, Medium, open_medium, staged
+from tests.staging.medium import LONG_S, SOON_S, Held, Medium, begin, open_medium, staged
 
 PAGE = 4096
 
@@ -331,3 +332,71 @@ def test_options_that_cannot_be_are_refused(
     """Before any memory is taken."""
     with pytest.raises(kvio.ConfigError):
         kvio.stage(store, **options)  # type: ignore[arg-type]
+
+
+class HeldFill:
+    """A tier whose copies into staging memory begin and go on when they are let."""
+
+    def __init__(self, tier: kvio.StagingTier, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tier, self.held = tier, Held()
+        fill = tier._memory.fill
+
+        def held(*args: Any, **options: Any) -> Any:
+            self.held(None)
+            return fill(*args, **options)
+
+        monkeypatch.setattr(type(tier._memory), "fill", staticmethod(held))
+
+    def write(self) -> threading.Thread:
+        """Begin a write, up to its copy."""
+        writer = begin(lambda: self.tier.write_block("k", b"data"))
+        assert self.held.entered.wait(LONG_S)
+        return writer
+
+
+def test_closing_waits_for_a_write_that_is_being_copied(
+    store: WrappedStore[Medium], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that was accepted before close() is stored by it."""
+    tier = kvio.stage(store, "1MiB")
+    fill = HeldFill(tier, monkeypatch)
+    writer = fill.write()
+    ledger, ended = tier._ledger, []
+
+    def close() -> None:
+        try:
+            tier.close(timeout=LONG_S)
+            ended.append("closed")
+        except kvio.KvioError as exc:
+            ended.append(repr(exc))
+        with ledger.lock:
+            ledger.work.notify_all()
+
+    closer = begin(close)
+    with ledger.lock:
+        assert ledger.work.wait_for(lambda: ledger.closing or ended, LONG_S)
+    early = list(ended)
+    fill.held.let_go()
+    for thread in (writer, closer):
+        thread.join(LONG_S)
+
+    assert early == []
+    assert ended == ["closed"]
+    assert store.wrapper.peek("k") == b"data"
+    store.close()
+
+
+def test_closing_does_not_end_well_over_a_write_that_is_being_copied(
+    store: WrappedStore[Medium], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its time is up the tier stays open, and the write is stored later."""
+    with staged(store) as tier:
+        fill = HeldFill(tier, monkeypatch)
+        writer = fill.write()
+        with pytest.raises(kvio.TierNotDrainedError):
+            tier.close(timeout=SOON_S)
+        fill.held.let_go()
+        writer.join(LONG_S)
+        tier.flush(timeout=LONG_S)
+
+        assert store.wrapper.peek("k") == b"data"
