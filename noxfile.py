@@ -364,6 +364,18 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Change the code in small ways, one at a time, and count what the tests notice.
+
+    Arguments go to ``python -m tools.mutants``; see docs/reliability.md. An interrupted run goes
+    on where it was: what is known is in results/mutants.jsonl. Needs gcc and binutils.
+    """
+    install(session, "test", extras="[cli]")
+    session.install("--no-deps", *group("mutants"))
+    session.run("python", "-m", "tools.mutants", *session.posargs)
+
+
+@nox.session(default=False)
 def torch(session: nox.Session) -> None:
     """Run the tests that need torch, which is large."""
     install(session, "test", extras="[torch]")

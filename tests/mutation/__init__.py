@@ -1,0 +1,1 @@
+"""Mutants made by hand, mutants that change nothing, and the tool that runs both."""
