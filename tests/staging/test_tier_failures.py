@@ -397,3 +397,22 @@ def test_a_batch_of_reads_passes_the_stores_failures_on(tier: kvio.StagingTier) 
 
     assert [r.status for r in results] == [BlockStatus.MISSING, BlockStatus.OK]
     assert out[1] == b"data"
+
+
+def test_what_the_store_is_writing_is_counted_while_it_does(
+    store: WrappedStore[Medium],
+) -> None:
+    """Nothing is running once everything is stored, retried or failed."""
+    with staged(store, retries=1) as tier:
+        store.wrapper.hold("held")
+        tier.write_block("held", b"data")
+        store.wrapper.wait_for("begin", "held")
+        running = tier.stats().running_blocks
+        store.wrapper.let_go()
+        store.wrapper.fail("bad", disk_error("bad"), times=2)
+        with pytest.raises(kvio.StorageError):
+            tier.write_block("bad", b"data").wait(timeout=LONG_S)
+        tier.write_block("good", b"data").wait(timeout=LONG_S)
+
+        assert running == 1
+        assert tier.stats().running_blocks == 0

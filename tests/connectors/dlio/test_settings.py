@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -148,3 +149,11 @@ def test_a_window_is_from_the_first_start_to_the_last_end() -> None:
     assert counts.total().reads.seconds == (window[1] - window[0]) / 1e9
     assert counts.total().writes == counts.Moved()
     assert counts.total().writes.seconds == 0
+
+
+def test_files_are_staged_in_memory_unless_a_directory_is_named() -> None:
+    """Where there is memory that is a directory; else where temporary files are."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+
+    assert Settings(data="posix-direct:///mnt").staging_parent() == memory
+    assert Settings(data="posix-direct:///mnt", staging_dir="/mnt").staging_parent() == "/mnt"

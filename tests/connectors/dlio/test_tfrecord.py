@@ -130,3 +130,10 @@ def test_what_tensorflow_writes_is_read_here(tensorflow: Any, tmp_path: Path) ->
 
     assert _decode(path.read_bytes()) == IMAGES
     assert np.frombuffer(path.read_bytes(), dtype=np.uint8).size > sum(map(len, IMAGES))
+
+
+@pytest.mark.parametrize("missing", [1, 3, 4, 5, 8])
+def test_a_file_that_ends_within_its_last_checksum_says_so(missing: int) -> None:
+    """It is named as cut, wherever within a record it is."""
+    with pytest.raises(kvio.CorruptBlockError, match="ends within the record"):
+        _decode(FILE[:-missing])

@@ -173,7 +173,7 @@ def test_staged_bytes_that_changed_are_never_stored(
         bad.wait(timeout=LONG_S)
 
     assert caught.value.key == "bad"
-    assert [r.status for r in results] == ["ok", "corrupt"]
+    assert [(r.status, r.nbytes) for r in results] == [("ok", 4), ("corrupt", 0)]
     assert [before.wait(timeout=LONG_S).key, after.wait(timeout=LONG_S).key] == ["a", "z"]
     assert store.wrapper.peek("bad") is None
     assert tier.discard(bad)

@@ -175,3 +175,16 @@ def test_a_clients_tier_refuses_in_a_forked_child(tier: DaemonTier) -> None:
     tier._lines._put(line)
     tier.resume()
     assert receipt.wait(timeout=LONG_S).nbytes == 4
+
+
+def test_a_daemon_ends_with_its_context(store: WrappedStore[Medium]) -> None:
+    """Its socket is gone with it, and the directory that it made is open to no other user."""
+    with socket_path() as path:
+        inside = os.path.join(os.path.dirname(path), "new", "socket")
+        options = TierOptions(drain_threads=1)
+        with StageDaemon(store, inside, capacity_bytes=PAGE, options=options) as daemon:
+            mode = os.stat(os.path.dirname(inside)).st_mode & 0o777
+            assert os.path.exists(daemon.path)
+
+        assert mode == 0o700
+        assert not os.path.exists(inside)
