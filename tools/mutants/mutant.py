@@ -6,6 +6,7 @@ import ast
 import hashlib
 import re
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Final
 
 from tools.mutants.tree import area_of
@@ -60,6 +61,8 @@ class _Plain(ast.NodeTransformer):
         """Transform *node* and what is in it."""
         self.generic_visit(node)
         match node:
+            case ast.FunctionDef(decorator_list=[ast.Name(id="overload"), *_]):
+                return ast.Pass()
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 node.returns = None
             case ast.arg():
@@ -103,16 +106,29 @@ def plain(text: str, *, exports: bool = False) -> str | None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and not exports:
             names = [(alias.asname or alias.name).split(".")[0] for alias in node.names]
-            kept = zip(names, node.names, strict=True)
-            node.names = [alias for name, alias in kept if name in used]
+            node.names = [
+                alias for name, alias in zip(names, node.names, strict=True) if name in used
+            ]
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             block = getattr(node, field, None)
             if isinstance(block, list):
-                setattr(node, field, [each for each in block if not _is_nothing(each)])
-    return ast.dump(tree)
+                kept = [each for each in block if not _is_nothing(each)]
+                setattr(node, field, kept or (block and [ast.Pass()]))
+    return _instructions(compile(ast.fix_missing_locations(tree), "mutant", "exec"))
 
 
 def _is_nothing(statement: ast.stmt) -> bool:
     unused = isinstance(statement, ast.Import | ast.ImportFrom) and not statement.names
     return unused or isinstance(statement, ast.Pass)
+
+
+def _instructions(code: CodeType) -> str:
+    """Return all that is executed, without the lines it comes from."""
+    inner = [
+        _instructions(each) if isinstance(each, CodeType) else f"{type(each).__name__} {each!r}"
+        for each in code.co_consts
+    ]
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    return repr((code.co_name, code.co_code, code.co_exceptiontable, names, counts, inner))

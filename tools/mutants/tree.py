@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import runpy
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -26,11 +27,8 @@ AREAS: Final = {
 #: Declarations without code (a changed one does not compile or changes nothing), a table of
 #: numbers that a generator wrote, what cffi writes, and modules of others that are imitated.
 SKIPPED: Final = ("kvio.cdef.h", "crc32c_tables.h", "_core.c", "stand_ins")
-#: What is mutated only where a module is there, without which its tests skip.
-NEEDS: Final = {
-    "src/kvio/connectors/torch_dcp/": "torch",
-    "src/kvio/wrappers/staging/device.py": "torch",
-}
+#: Imported only when it is used; tests of these skip without torch.
+NEED_TORCH: Final = ("src/kvio/connectors/torch_dcp/", "src/kvio/wrappers/staging/device.py")
 NATIVE: Final = Path("src/kvio/_native")
 EXTENSION: Final = NATIVE / "_core.abi3.so"
 _COPIED: Final = (
@@ -51,14 +49,33 @@ def area_of(path: str) -> str:
 def sources(root: Path) -> list[str]:
     """List the files that are mutated, relative to *root*."""
     found: list[str] = []
-    lacking = tuple(path for path, module in NEEDS.items() if find_spec(module) is None)
     for where, suffixes in AREAS.values():
         found += [
             str(path.relative_to(root))
             for path in sorted((root / where).rglob("*"))
             if path.suffix in suffixes and not any(part in SKIPPED for part in path.parts)
         ]
-    return [path for path in found if not path.startswith(lacking)]
+    return [path for path in found if not _lacking(root, path)]
+
+
+@cache
+def _lacking(root: Path, path: str) -> bool:
+    """Tell whether a file needs a module that is not installed: its tests skip."""
+    if path.startswith(NEED_TORCH):
+        return find_spec("torch") is None
+    if not path.endswith(".py") or not (root / path).exists():
+        return False
+    modules: list[str] = []
+    for node in ast.parse((root / path).read_text()).body:
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules.append(node.module)
+    ours = [f"src/{name.replace('.', '/')}.py" for name in modules if name.startswith("kvio.")]
+    others = {name.partition(".")[0] for name in modules} - {"kvio"}
+    return any(find_spec(name) is None for name in others) or any(
+        _lacking(root, each) for each in ours
+    )
 
 
 def digest(root: Path, paths: Iterable[str]) -> str:
