@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import kvio
-from kvio._native import faults, lib
+from kvio._native import faults
 from kvio.url import OptionValue
 from tests.posix import children, faultlab, strace
 from tests.posix.strace import where
@@ -388,9 +388,11 @@ def test_a_descriptor_that_failed_is_never_synced_again(journaled_root: Path) ->
 
 def test_a_fallback_to_a_named_temporary_is_synced(journaled_root: Path) -> None:
     """A durable block whose file cannot be linked is written anew, and the new file is synced."""
-    with durable(journaled_root) as store:
-        with faults.inject("link", error=errno.ENOENT, times=2) as fault:
-            receipt = store.write_block("k", PAYLOAD)
+    with (
+        durable(journaled_root) as store,
+        faults.inject("link", error=errno.ENOENT, times=2) as fault,
+    ):
+        receipt = store.write_block("k", PAYLOAD)
 
     assert receipt.level == "durable"
     assert faultlab.peek(journaled_root, "k", layout="plain") == PAYLOAD
