@@ -75,6 +75,11 @@ class ForwardingBackend(Backend):
     def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
         return self.inner.delete_block(key, cancel=cancel)
 
+    def delete_blocks(
+        self, keys: Sequence[str], *, cancel: Cancellation | None = None
+    ) -> list[BlockResult] | None:
+        return self.inner.delete_blocks(keys, cancel=cancel)
+
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         return self.inner.list_keys(prefix)
 
@@ -135,6 +140,9 @@ class BatchlessBackend(ForwardingBackend):
         return None
 
     def read_blocks_into(self, blocks: Blocks, *, cancel: Cancellation | None = None) -> None:
+        return None
+
+    def delete_blocks(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> None:
         return None
 
     def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
