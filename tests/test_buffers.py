@@ -23,7 +23,7 @@ from kvio.errors import BlockSizeError
 DTYPES = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64", "longdouble", "complex64", "complex128"),
-    *(">i4", "<f8", "S5", "U3", "V7", "datetime64[ns]", "timedelta64[s]", "i4,f8"),
+    *("<f8", "S5", "U3", "V7", "datetime64[ns]", "timedelta64[s]", "i4,f8"),
 )
 
 

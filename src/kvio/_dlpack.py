@@ -12,6 +12,7 @@ from kvio import _native
 from kvio.errors import BlockSizeError
 
 _CPU_DEVICES: Final = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost: all readable by the CPU
+_OPAQUE_HANDLE: Final = 3  # kDLOpaqueHandle: addresses that mean something to their library alone
 
 
 class _Tensor(ctypes.Structure):
@@ -39,7 +40,8 @@ def view(tensor: Any) -> memoryview:
 
     Raises:
         BlockSizeError: it is not contiguous, or lies on a device.
-        TypeError: it will not be exported, for example because it requires a gradient.
+        TypeError: it will not be exported, for example because it requires a gradient, or its
+            elements are opaque handles or have no bits.
     """
     device_type, _ = tensor.__dlpack_device__()
     if device_type not in _CPU_DEVICES:
@@ -53,6 +55,11 @@ def view(tensor: Any) -> memoryview:
 
 
 def _view_tensor(tensor: _Tensor, capsule: object) -> memoryview:
+    if tensor.code == _OPAQUE_HANDLE:
+        raise TypeError("a tensor of opaque handles holds addresses, not data: convert it first")
+    if not tensor.bits or not tensor.lanes:
+        text = f"a tensor of {tensor.lanes} lanes of {tensor.bits} bits: its elements are no bytes"
+        raise TypeError(text)
     shape = tensor.shape[: tensor.ndim]
     count = 1
     for extent in shape:

@@ -3,11 +3,16 @@
 Anything with the buffer protocol is taken as it is: ``bytes``, ``bytearray``, ``memoryview``,
 ``mmap``, numpy arrays. What lacks it but speaks DLPack on the CPU (torch tensors of any dtype,
 bfloat16 included) is taken by address. Nothing is ever copied to make it fit.
+
+A block keeps bytes and no dtype. So memory is refused whose bytes do not stand for themselves:
+references and pointers, which lead nowhere once they are read back, and numbers in the other byte
+order, which a reader would take for this machine's.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
@@ -26,17 +31,32 @@ _PIECES: Final = (list, tuple)
 _FLAT_WRITABLE: Final = frozenset((bytearray,))
 _FLAT: Final = frozenset((bytes, bytearray))
 
+#: Formats of one native number an item; what else there is takes a closer check.
+_NUMBERS: Final = frozenset("cb?hHiIlLqQnNefdg")
+#: In a format (PEP 3118), the names of a structure's fields.
+_FIELD_NAMES: Final = re.compile(":[^:]*:")
+#: Objects, pointers to bytes, to text, to anything and to functions; ``Z`` alone, for ``Zd`` is a
+#: complex number. Source: PEP 3118, and ``_type_`` of ctypes' simple types.
+_ADDRESSES: Final = re.compile("[OPXz&]|Z(?![efdg])")
+_OTHER_ORDER: Final = re.compile("[>!]" if sys.byteorder == "little" else "<")
+
 
 def as_parts(data: Data, *, writable: bool = False) -> list[memoryview]:
     """Flatten *data* into one-dimensional byte views over the same memory.
 
     Raises:
-        TypeError: an item is neither a buffer nor a CPU tensor.
+        TypeError: an item is neither a buffer nor a CPU tensor, or one of objects, of pointers or
+            of the other byte order.
         BlockSizeError: an item is not C-contiguous, or read-only where bytes would be written.
     """
     if isinstance(data, _PIECES):
         return [_flat(item, writable) for item in data]
     return [_flat(data, writable)]
+
+
+def view_bytes(item: Any) -> memoryview:
+    """Flatten one buffer or CPU tensor, not a sequence of them, as `as_parts` does."""
+    return _flat(item, writable=False)
 
 
 def flatten(
@@ -75,19 +95,73 @@ def _flat(item: Any, writable: bool) -> memoryview:  # noqa: FBT001  # private, 
         view = memoryview(item)
     except (TypeError, ValueError, BufferError):
         view = _tensor_view(item)
+    kind = view.format
+    if kind == "B" and view.strides == (1,):  # bytes in a row
+        if writable and view.readonly:
+            raise BlockSizeError("a buffer to read into is read-only")
+        return view
+    if kind not in _NUMBERS:
+        _check_format(view)
     if not view.c_contiguous:
         raise BlockSizeError("a buffer is not C-contiguous: pass a contiguous one, or its pieces")
     if writable and view.readonly:
         raise BlockSizeError("a buffer to read into is read-only")
-    if view.format == "B" and view.ndim == 1:
-        return view
     return view.cast("B") if view.nbytes else memoryview(bytearray())
+
+
+def _check_format(view: memoryview) -> None:
+    """Refuse memory of objects, of pointers, of the other byte order, or of unknown content."""
+    numpy = sys.modules.get("numpy")
+    if view.format == "B" and view.itemsize == 1:
+        return
+    if numpy is not None and isinstance(view.obj, numpy.ndarray | numpy.generic):
+        _check_dtype(view.obj.dtype)  # a format ends at a zero byte in the name of a field
+        return
+    codes = _FIELD_NAMES.sub("", view.format)
+    if view.format == "B" or codes.count("{") != codes.count("}"):
+        raise TypeError(  # ctypes describes unions and packed structures as bytes
+            f"a buffer has items of {view.itemsize} bytes and does not say what they are: pass "
+            "memoryview(it).cast('B') if they hold no addresses"
+        )
+    _refuse(
+        f"format {view.format!r}",
+        addresses=_ADDRESSES.search(codes) is not None,
+        swapped=_OTHER_ORDER.search(codes) is not None,
+    )
+
+
+def _check_dtype(dtype: Any) -> None:
+    """Refuse what `_check_format` does, of numpy's arrays."""
+    if dtype.hasobject or _is_swapped(dtype):
+        _refuse(f"dtype {dtype}", addresses=dtype.hasobject, swapped=True)
+
+
+def _is_swapped(dtype: Any) -> bool:
+    """Report whether any number has the other byte order; ``isnative`` passes over subarrays."""
+    if dtype.subdtype is not None:
+        return _is_swapped(dtype.subdtype[0])
+    if dtype.fields is not None:
+        return any(_is_swapped(field[0]) for field in dtype.fields.values())
+    return not dtype.isnative
+
+
+def _refuse(what: str, *, addresses: bool, swapped: bool) -> None:
+    if addresses:
+        raise TypeError(
+            f"a buffer of {what} holds addresses, not data: convert it to bytes or numbers first"
+        )
+    if swapped:
+        raise TypeError(
+            f"a buffer of {what} is not in this machine's byte order, and a block keeps no dtype: "
+            "convert it first, an array by array.astype(array.dtype.newbyteorder('='))"
+        )
 
 
 def _tensor_view(item: Any) -> memoryview:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(item, numpy.ndarray):
         # A dtype the buffer protocol has no letter for, such as ml_dtypes.bfloat16.
+        _check_dtype(item.dtype)
         if not item.flags.c_contiguous:
             raise BlockSizeError("an array is not C-contiguous: pass a contiguous one")
         return memoryview(item.reshape(-1).view(numpy.uint8))

@@ -74,6 +74,7 @@ class Store:
 
         Raises:
             InvalidKeyError: the key breaks the rules.
+            TypeError: *data* is no buffer, or one of objects, pointers or the other byte order.
             BlockSizeError: *data* is not contiguous.
             BlockExistsError: the key is taken and *if_exists* is ``"error"``.
             StorageError: the medium failed or the deadline passed.
@@ -119,6 +120,7 @@ class Store:
         Raises:
             BlockNotFoundError: there is no block.
             CorruptBlockError: there is one, but not as it was written.
+            TypeError: *out* is no buffer, or one of objects, pointers or the other byte order.
             BlockSizeError: *out* is too small, read-only or not contiguous, or *offset* lies
                 beyond the end.
             StorageError: the medium failed or the deadline passed.

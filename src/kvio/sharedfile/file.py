@@ -219,6 +219,7 @@ class SharedFile:
             offset: where the first byte goes, counted from the start of the file.
 
         Raises:
+            TypeError: *data* is no buffer, or one of objects, pointers or the other byte order.
             BlockSizeError: it does not fit the file or the domain, or overlaps what was written.
             BlockExistsError: another handle writes for that rank.
             StoreClosedError: the file is sealed, aborted, or a writer's I/O failed.
@@ -292,6 +293,7 @@ class SharedFile:
 
         Raises:
             UnsupportedError: the file is not sealed.
+            TypeError: *out* is no buffer, or one of objects, pointers or the other byte order.
             BlockSizeError: the range does not fit the file.
             CorruptBlockError: the bytes are not those written.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -192,12 +193,13 @@ class WritingTests(StoreTests):
         assert list(store.list_keys()) == []
 
     def test_data_that_is_no_contiguous_buffer_is_refused(self, store: kvio.Store) -> None:
-        """What cannot be written without a copy is refused before anything is written."""
+        """What needs a copy, or has no bytes of its own, is refused before anything is written."""
         gaps = memoryview(bytearray(100))[::2]
 
         with pytest.raises(kvio.BlockSizeError):
             store.write_block("block", gaps)
-        for wrong in ("text", 5, None, [b"fine", "text"]):
+        objects = (ctypes.py_object * 1)()
+        for wrong in ("text", 5, None, [b"fine", "text"], objects, [b"fine", objects]):
             with pytest.raises(TypeError):
                 store.write_block("block", wrong)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvio import _native
+from kvio.buffers import view_bytes
 from kvio.errors import BlockSizeError, CorruptBlockError, TransientStorageError
 from kvio.store import Store
 from kvio.types import BlockStat, KiB, MiB
@@ -17,6 +18,8 @@ from kvio.wrappers.staging.pending import Entry
 #: What a small read takes at once: from memory little, from a store what a request is worth.
 _STAGED_BYTES: Final = 128 * KiB
 _STORED_BYTES: Final = 1 * MiB
+
+_fill: Final = io.BufferedReader.readinto
 
 
 class StagedReader(io.BufferedReader):
@@ -39,6 +42,14 @@ class StagedReader(io.BufferedReader):
         super().__init__(raw, buffer_size=buffer_bytes)
         self.key = raw.name
         self.nbytes = raw.nbytes
+
+    def readinto(self, out: Any, /) -> int:
+        """Fill *out* as files do; memory of objects or pointers is refused with `TypeError`."""
+        return _fill(self, out if type(out) is bytearray else view_bytes(out))
+
+    def readinto1(self, out: Any, /) -> int:
+        """Fill *out* with at most one read of the store; refuses what `readinto` does."""
+        return super().readinto1(view_bytes(out))
 
     def __del__(self) -> None:
         """Leave it to the block: `io.IOBase` would close, with a lock that this thread may have."""
@@ -73,7 +84,7 @@ class _Block(io.RawIOBase):
         return True
 
     def readinto(self, out: Any, /) -> int:
-        view = memoryview(out).cast("B")
+        view = view_bytes(out)
         n = max(0, min(len(view), self.nbytes - self._at))
         if n:
             self._fetch(view[:n], self._at)

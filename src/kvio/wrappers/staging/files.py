@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from kvio import _native
-from kvio.buffers import PAGE_BYTES
+from kvio.buffers import PAGE_BYTES, view_bytes
 from kvio.errors import StorageError
 from kvio.types import IfExists, MiB
 from kvio.wrappers.staging.extents import Span
@@ -127,12 +127,14 @@ class StagedFile(io.BufferedIOBase):
         """Copy all of *data*, a contiguous buffer, which may be reused on return; how many bytes.
 
         Raises:
+            TypeError, BlockSizeError: *data* is no buffer, one of objects, pointers or the other
+                byte order, or not contiguous.
             StorageFullError: the tier has no room beside what others hold, and no ``spool=``.
             StorageTimeoutError: no room in time.
             StoreClosedError: the tier was closed.
         """
         self._check_open()
-        view = _flat(data)
+        view = view_bytes(data)
         if not len(view):
             return 0
         self._room.check_fork()
@@ -350,11 +352,3 @@ class StagedFile(io.BufferedIOBase):
         if self._error is not None:
             text = f"a write of file {self.key!r} failed, nothing is published: {self._error}"
             raise StorageError(text, key=self.key) from self._error
-
-
-def _flat(data: Any) -> memoryview:
-    """View the bytes of a contiguous buffer."""
-    view = memoryview(data)
-    if view.ndim == 1 and view.format == "B":
-        return view if view.contiguous else memoryview(bytes(view))
-    return view.cast("B") if view.nbytes else memoryview(b"")
