@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from kvio import batches
+from kvio import batches, threads
 from kvio.buffers import Data
 from kvio.calls import Calls, Pending
+from kvio.errors import TransientStorageError
 from kvio.store import Store
 from kvio.types import (
     BlockResult,
@@ -162,7 +164,10 @@ class AsyncStore:
 
         calls = self._store._calls  # noqa: SLF001
         future = asyncio.wrap_future(pending.future)
-        asyncio.get_running_loop().run_in_executor(None, _begin, calls, pending, timeout)
+        try:
+            _start(partial(_begin, calls, pending, timeout))
+        except TransientStorageError as exc:
+            pending.refuse(exc)  # it may be queued all the same, and then does nothing
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -175,10 +180,22 @@ def _take(keys: Iterator[str]) -> list[str]:
     return list(islice(keys, _LIST_CHUNK))
 
 
-async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def _start(call: Callable[[], T]) -> asyncio.Future[T]:
+    """Have a call made on a thread of the event loop.
+
+    Raises:
+        TransientStorageError: the system has no thread for it.
+    """
     import asyncio  # late: half the time `import kvio` would take
 
-    return await asyncio.to_thread(call, *args, **kwargs)
+    try:
+        return asyncio.get_running_loop().run_in_executor(None, copy_context().run, call)
+    except (RuntimeError, MemoryError) as exc:
+        raise threads.not_started("asyncio", exc) from exc
+
+
+async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return await _start(partial(call, *args, **kwargs))
 
 
 async def _batch(
@@ -187,7 +204,11 @@ async def _batch(
     """Run a batch: a task that is cancelled ends it, and waits until its memory is free."""
     import asyncio
 
-    running = asyncio.get_running_loop().run_in_executor(None, run)
+    try:
+        running = _start(run)
+    except TransientStorageError:
+        cancel.request()  # it may be queued all the same
+        raise
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError as exc:

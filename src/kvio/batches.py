@@ -14,7 +14,7 @@ from kvio import buffers
 from kvio.abc import Backend
 from kvio.buffers import Data
 from kvio.calls import Calls, Pending
-from kvio.errors import KvioError, StorageTimeoutError
+from kvio.errors import KvioError, StorageError, StorageTimeoutError
 from kvio.types import (
     BlockResult,
     Blocks,
@@ -222,7 +222,7 @@ def _run_timed(
 ) -> list[BlockResult]:
     groups = split(blocks, calls.threads, _MAX_TIMED_GROUP, least)
     deadline = time.monotonic() + limit
-    pending: list[Pending | StorageTimeoutError] = []
+    pending: list[Pending | StorageError] = []
     results: list[BlockResult] = []
     try:
         pending.extend(_start(calls, group, work, deadline, cancel, read=read) for group in groups)
@@ -269,7 +269,7 @@ def _results_of(groups: Iterable[Blocks], cancels: Iterable[Cancellation]) -> li
 
 def _results_at_end(
     calls: Calls,
-    pending: Iterable[Pending | StorageTimeoutError],
+    pending: Iterable[Pending | StorageError],
     groups: Iterable[Blocks],
     deadline: float,
     *,
@@ -288,7 +288,7 @@ def _results_at_end(
 
 
 def _result_of(
-    pending: Pending | StorageTimeoutError | None, group: Blocks, *, read: bool
+    pending: Pending | StorageError | None, group: Blocks, *, read: bool
 ) -> list[BlockResult]:
     if isinstance(pending, Pending) and not pending.future.cancelled():
         if not pending.future.exception():
@@ -307,7 +307,7 @@ def _start(
     cancel: Cancellation,
     *,
     read: bool,
-) -> Pending | StorageTimeoutError:
+) -> Pending | StorageError:
     target = group
     deliver = None
     if read:
@@ -323,15 +323,15 @@ def _start(
         )
         cancel.on_request(pending.cancel.request)
         return calls.start(pending, max(0.0, deadline - time.monotonic()))
-    except StorageTimeoutError as exc:
+    except StorageError as exc:  # no room in time, or no thread
         return exc
 
 
 def _collect(
-    calls: Calls, pending: Pending | StorageTimeoutError, group: Blocks, deadline: float
+    calls: Calls, pending: Pending | StorageError, group: Blocks, deadline: float
 ) -> list[BlockResult]:
-    if isinstance(pending, StorageTimeoutError):
-        return [BlockResult(key, BlockStatus.TIMEOUT, 0, pending) for key in group.keys]
+    if isinstance(pending, StorageError):
+        return [BlockResult(key, status_of(pending), 0, pending) for key in group.keys]
     try:
         results: list[BlockResult] = calls.wait(pending, deadline)
     except StorageTimeoutError as exc:

@@ -23,6 +23,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
+from kvio import threads
 from kvio.errors import ConfigError, StorageTimeoutError, StoreClosedError
 from kvio.executor import Executor, Job
 from kvio.types import Cancellation, GiB
@@ -293,8 +294,14 @@ class Calls:
         return pending.future.result()
 
     def submit(self, pending: Pending, timeout: float | None) -> Future[Any]:
-        """Queue a call and return its future, which a watchdog ends at the deadline."""
+        """Queue a call and return its future, which a watchdog ends at the deadline.
+
+        Raises:
+            TransientStorageError: there is no thread for it, and none can be started.
+        """
         limit = self.limit(timeout)
+        if limit is not None:
+            self._deadlines.start()
         pending.future.add_done_callback(lambda future: self._cancelled(future, pending))
         self.start(pending, limit)
         if limit is not None:
@@ -335,13 +342,22 @@ class Deadlines:
         self._thread: threading.Thread | None = None
         self._closed = False
 
+    def start(self) -> None:
+        """Start the thread, once.
+
+        Raises:
+            TransientStorageError: the system has none.
+        """
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="kvio-clock", daemon=True)
+                threads.start(thread)
+                self._thread = thread
+
     def watch(self, pending: Pending, deadline: float) -> None:
         """Expire *pending* at *deadline* (`time.monotonic`) unless it ends before."""
         with self._changed:
             heapq.heappush(self._heap, (deadline, next(self._order), pending))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kvio-clock", daemon=True)
-                self._thread.start()
             self._changed.notify()
 
     def close(self) -> None:

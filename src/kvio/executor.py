@@ -14,9 +14,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, Final
 
-from kvio.errors import StorageTimeoutError, StoreClosedError
+from kvio import threads
+from kvio.errors import StorageTimeoutError, StoreClosedError, TransientStorageError
 
 #: Every so many jobs a waiting write goes first, so that reads cannot starve writes for ever.
 _WRITE_EVERY: Final = 8
@@ -87,13 +89,20 @@ class Executor:
         Raises:
             StorageTimeoutError: they did not fit before *deadline* (`time.monotonic`).
             StoreClosedError: the executor is closed.
+            TransientStorageError: there is no thread, and none can be started.
         """
         job = Job(run, nbytes=nbytes, read=read)
+        queue = self._reads if read else self._writes
         with self._lock:
             self._wait_for_room(nbytes, deadline)
             self.queued_bytes += nbytes
-            (self._reads if read else self._writes).append(job)
-            self._start_threads()
+            queue.append(job)
+            try:
+                self._start_threads()
+            except TransientStorageError:
+                queue.remove(job)
+                self._release(job)
+                raise
             self._work_ready.notify()
         return job
 
@@ -158,7 +167,8 @@ class Executor:
         with self._lock:
             self._telling.append(me)
             self._abandon(job)
-            self._start_threads()
+            with suppress(TransientStorageError):  # the next call tries again
+                self._start_threads()
         try:
             tell()
         finally:
@@ -234,7 +244,11 @@ class Executor:
                 parent.helpers = helpers
             for helper in helpers:
                 (self._reads if helper.read else self._writes).append(helper)
-            self._start_threads()
+            try:
+                self._start_threads()
+            except TransientStorageError:  # the caller does all of it
+                for helper in helpers:
+                    (self._reads if helper.read else self._writes).remove(helper)
             self._work_ready.notify(len(helpers))
 
     def _wait_for_room(self, nbytes: int, deadline: float | None) -> None:
@@ -248,6 +262,11 @@ class Executor:
             raise StoreClosedError("the store is closed")
 
     def _start_threads(self) -> None:
+        """Start threads for what is queued, as many as are wanted and the system gives.
+
+        Raises:
+            TransientStorageError: it gives none, and there is no other.
+        """
         waiting = len(self._reads) + len(self._writes)
         room = max(MOST_STUCK, self._wanted) - len(self._quarantined)
         wanted = min(self._wanted, room)
@@ -257,7 +276,14 @@ class Executor:
                 target=self._work, args=(number,), name="kvio-io", daemon=True
             )
             self._threads.add(thread)
-            thread.start()
+            try:
+                threads.start(thread)
+            except TransientStorageError:
+                self._threads.discard(thread)
+                self._started = number
+                if not self._threads:
+                    raise
+                return
             waiting -= 1
 
     def _work(self, number: int) -> None:
@@ -273,11 +299,16 @@ class Executor:
             with self._lock:
                 self._running.pop(me, None)
                 self._room.notify_all()
-                if me in self._quarantined:
-                    self._quarantined.discard(me)
+                if me not in self._quarantined:
+                    self._release(job)
+                    continue
+                self._quarantined.discard(me)
+                try:
                     self._start_threads()
+                except TransientStorageError:  # there is no other: this one goes on
+                    self._threads.add(me)
+                else:
                     return
-                self._release(job)
 
     def _next(self, me: threading.Thread) -> Job | None:
         self._idle += 1

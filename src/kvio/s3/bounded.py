@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
+from kvio import threads
 from kvio.abc import RunAll
 from kvio.s3 import body
 from kvio.s3.companions import Companions
@@ -178,8 +179,9 @@ class Overseer:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._look, name="kvio-limit", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._look, name="kvio-limit", daemon=True)
+                threads.start(thread)
+                self._thread = thread
 
     def _look(self) -> None:
         while not self._closed.wait(self._limit_s / _LOOKS):

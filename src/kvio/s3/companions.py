@@ -10,6 +10,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
+from kvio import threads
 from kvio.s3.conditions import Condition, Refused
 from kvio.types import Cancellation
 
@@ -33,7 +34,7 @@ class _Companion:
         self._result: Any = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
-        self._thread.start()
+        threads.start(self._thread)
 
     def make(self, call: Callable[[], Any], timeout_s: float) -> bool:
         """Have a call made; False: it was not in time, and this thread is to be left alone."""

@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from kvio.errors import KvioError, StorageError, StorageTimeoutError
+from kvio import threads
+from kvio.errors import (
+    KvioError,
+    StorageError,
+    StorageTimeoutError,
+    TransientStorageError,
+)
 from kvio.store import Store
 from kvio.types import BlockResult, KiB, MiB, Parts, Receipt
 from kvio.wrappers.staging import failures
@@ -73,7 +79,11 @@ class Drains:
         ledger.wanted = self._wanted_locked
 
     def start(self) -> None:
-        """Start the threads, once."""
+        """Start the threads, once, as many as the system gives.
+
+        Raises:
+            TransientStorageError: it gives none.
+        """
         if self._threads:
             return
         with self._starting:
@@ -81,13 +91,18 @@ class Drains:
                 self._threads = self._start_threads()
 
     def _start_threads(self) -> list[threading.Thread]:
-        threads = []
+        started: list[threading.Thread] = []
         for number in range(self._wanted):
             name = f"kvio-drain-{number}"
             thread = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
-            threads.append(thread)
-            thread.start()
-        return threads
+            try:
+                threads.start(thread)
+            except TransientStorageError:
+                if not started:
+                    raise
+                break
+            started.append(thread)
+        return started
 
     def ask(self, sequence: int) -> None:
         """See that a write is drained: somebody waits for it."""

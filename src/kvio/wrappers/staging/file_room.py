@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
+from kvio import threads
 from kvio.errors import KvioError, StorageFullError, StoreClosedError
 from kvio.store import Store
 from kvio.types import IfExists, MiB
@@ -153,10 +154,10 @@ class FileRoom:
         """See that `later` has a thread."""
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="kvio-dropped-files", daemon=True
-                )
-                self._thread.start()
+                name = "kvio-dropped-files"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                threads.start(thread)
+                self._thread = thread
 
     def later(self, call: Callable[[], None]) -> None:
         """Call soon, on another thread: a destructor may run while this one has the lock."""

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Final, cast
 
-from kvio import forks
+from kvio import forks, threads
 from kvio.errors import (
     KvioError,
     StorageError,
@@ -105,7 +105,12 @@ class DaemonTier(StagingTier):
         self._durable_sequence = 0
         self._listening = threading.Thread(target=self._listen, name="kvio-events", daemon=True)
         self._book.hearing = self._listening
-        self._listening.start()
+        try:
+            threads.start(self._listening)
+        except BaseException:
+            self._lines.close()
+            self._lines.events.close()
+            raise
         forks.watch(self)
 
     def _listen(self) -> None:
