@@ -8,6 +8,7 @@ from pathlib import Path
 
 import kvio
 from kvio._native import faults
+from kvio.backends.posix.modes import Choice, Chooser
 from kvio.url import OptionValue
 from tests.posix import faultlab
 
@@ -90,3 +91,24 @@ def test_a_listing_of_plain_files_reads_what_its_prefix_can_reach(tmp_path: Path
                 assert sorted(store.list_keys(prefix)) == expected, prefix
             opened = fault.seen[faults.sites()["open_dir"]]
             assert opened <= 6 or not prefix.startswith("d7/"), (prefix, opened)
+
+
+def test_a_batch_counts_among_the_calls_in_flight(tmp_path: Path) -> None:
+    """The policy is asked for as many calls as there are with this one."""
+    with kvio.open_store("posix-tmpfile", root=tmp_path) as store:
+        engine = faultlab.engine_of(store)
+        asked: list[int] = []
+        write, read = engine.for_write, engine.for_read
+
+        def noting(chooser: Chooser) -> Chooser:
+            def choose(nbytes: int, in_flight: int) -> Choice:
+                asked.append(in_flight)
+                return chooser(nbytes, in_flight)
+
+            return choose
+
+        engine.for_write, engine.for_read = noting(write), noting(read)
+        store.write_blocks([("a", b"1"), ("b", b"2")])
+        store.read_blocks_into([("a", bytearray(1)), ("b", bytearray(1))])
+
+    assert set(asked) == {1}

@@ -173,3 +173,13 @@ def test_a_range_of_a_file_that_is_cut_while_it_is_read_is_truncated(tmp_path: P
             pytest.raises(kvio.CorruptBlockError, match="truncated"),
         ):
             store.read_block("key", offset=100, nbytes=1000)
+
+
+def test_a_block_that_cannot_be_examined_is_not_read(store: kvio.Store) -> None:
+    """Memory that is larger than the block makes the store ask how long its file is."""
+    store.write_block("key", SMALL)
+    with (
+        faults.inject("fstat", error=errno.EPERM),
+        pytest.raises(kvio.AccessDeniedError, match="fstat failed"),
+    ):
+        store.read_block_into("key", bytearray(len(SMALL) + 500))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import kvio
 from kvio import SharedFile
+from kvio.sharedfile.reading import read_fully
 from kvio.types import KiB
 
 from . import raw
@@ -279,3 +281,23 @@ def test_a_reader_writes_and_seals_nothing(data: bytes, join: Create) -> None:
             call()
     with pytest.raises(kvio.StoreClosedError, match="is sealed"):
         file.submit_pwrite(data, 0)
+
+
+def test_reads_that_come_short_are_gone_on_with(
+    disk_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel may give less than it was asked for, anywhere, and also in the middle of a view."""
+    data = raw.random_bytes(1000)
+    path = disk_path / "data"
+    path.write_bytes(data)
+    views = [memoryview(bytearray(size)) for size in (10, 600, 1, 389)]
+    whole = os.preadv
+
+    def short(fd: int, parts: list[memoryview], offset: int) -> int:
+        return whole(fd, [parts[0][:7]], offset)
+
+    monkeypatch.setattr(os, "preadv", short)
+    with path.open("rb") as file:
+        assert read_fully(file.fileno(), views, 0) == 1000
+        assert b"".join(views) == data
+        assert read_fully(file.fileno(), views, 500) == 500

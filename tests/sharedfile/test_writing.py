@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 from collections.abc import Iterator
@@ -370,3 +371,43 @@ def test_only_what_the_kernel_took_is_counted(
 
     assert [missing.offset for missing in file.missing()] == [*range(written, 3 * cell, cell)]
     assert (disk_path / ".file.kvio-data").read_bytes()[:written] == data[:written]
+
+
+def test_every_cell_that_becomes_whole_wakes_who_waits(create: Create) -> None:
+    """A waiting seal hears of it at once, not when it looks again."""
+    with create("file", 5 * 8 * KiB, cell_bytes=8 * KiB) as file:
+        assert file._map is not None
+        for number in range(5):
+            before = file._map.progress()
+            file.pwrite(bytes(8 * KiB - 1), number * 8 * KiB)
+            part = file._map.progress()
+            file.pwrite(b"x", (number + 1) * 8 * KiB - 1)
+
+            assert part == before
+            assert file._map.progress() != before
+        file.seal()
+
+
+def test_a_file_system_without_fallocate_is_told(create: Create, disk_path: Path) -> None:
+    """The file is made all the same, in its full size, and its receipt says what is lost."""
+    with (
+        faults.inject("fallocate", error=errno.EOPNOTSUPP),
+        create("file", 50_000, preallocate=True) as file,
+    ):
+        assert (disk_path / ".file.kvio-data").stat().st_size >= 50_000
+        file.pwrite(bytes(50_000), 0)
+        assert "cannot preallocate" in file.seal().reason
+
+
+@pytest.mark.parametrize("layout", ["block", "plain"])
+def test_an_unfinished_file_has_its_size_in_whole_blocks(
+    create: Create, disk_path: Path, layout: str
+) -> None:
+    """With room for the index where it gets one."""
+    with create("file", 8 * KiB, layout=layout, preallocate=True) as file:
+        size = (disk_path / ".file.kvio-data").stat().st_size
+        file.pwrite(bytes(8 * KiB), 0)
+        file.seal()
+
+    assert (size == 8 * KiB) is (layout == "plain")
+    assert size % 4096 == 0

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from kvio import ConfigError
-from kvio.wrappers.staging.extents import Extents, Span
+from kvio.wrappers.staging.extents import Extents, Span, _Runs
 
 PAGE = 4096
 PAGES = 48
@@ -204,3 +204,16 @@ def test_less_than_a_page_is_no_memory(nbytes: int) -> None:
     """A capacity without a whole page is refused."""
     with pytest.raises(ConfigError, match="at least 4096"):
         Extents(nbytes)
+
+
+def test_runs_are_cut_no_further_than_was_asked() -> None:
+    """From either end, whole runs first and then a part of one."""
+    runs = _Runs()
+    for start in (0, 8, 16):
+        runs.add(start, 4)
+
+    assert runs.cut_lowest(4) == [(0, 4)]
+    assert runs.cut_highest(4) == [(16, 4)]
+    assert runs.cut_lowest(3) == [(8, 3)]
+    assert runs.cut_highest(1) == [(11, 1)]
+    assert runs.pages == 0

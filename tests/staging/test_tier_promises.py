@@ -400,3 +400,13 @@ def test_closing_does_not_end_well_over_a_write_that_is_being_copied(
         tier.flush(timeout=LONG_S)
 
         assert store.wrapper.peek("k") == b"data"
+
+
+def test_a_tier_shows_what_it_is(store: WrappedStore[Medium]) -> None:
+    """Its memory, its size, its store and whether it is open."""
+    tier = kvio.stage(store, "1MiB")
+    shown = f"<kvio.StagingTier host 1048576 bytes, {store!r}"
+    assert repr(tier) == f"{shown} open>"
+    tier.close()
+    assert repr(tier) == f"{shown} closed>"
+    store.close()

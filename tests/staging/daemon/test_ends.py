@@ -153,6 +153,7 @@ def test_a_clients_tier_refuses_in_a_forked_child(tier: DaemonTier) -> None:
             lambda: receipt.wait(),
             lambda: tier.barrier(),
             lambda: tier.stats(),
+            lambda: tier.failed,
         ):
             with pytest.raises(kvio.UnsupportedError, match="fork"):
                 call()
