@@ -40,7 +40,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         "--reach", type=float, default=30.0, metavar="SECONDS", help="tests tried on each mutant"
     )
     parser.add_argument(
-        "--again", action="store_true", help="run those that survived once more, as with --reach"
+        "--again", action="store_true", help="run those that survived once more, and no others"
     )
     parser.add_argument(
         "--record", nargs="*", default=[], metavar="FILE", help="record files of tests again"
@@ -178,12 +178,12 @@ def run(
     options: argparse.Namespace,
 ) -> None:
     """Run what has not been run."""
-    again = ("drawn", "survived") if options.again else ("drawn",)
+    again = "survived" if options.again else "drawn"
     todo = [
         mutant
         for mutant in drawn
         if mutant.key not in equivalent
-        and (results.of(mutant) or {"status": "drawn"})["status"] in again
+        and (results.of(mutant) or {"status": "drawn"})["status"] == again
     ]
     # By hand first; a part of the rest says something of all of it.
     by_hand = [mutant for mutant in todo if mutant.rule.startswith("by hand")]
