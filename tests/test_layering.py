@@ -54,7 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "forks": set(),
     "counters": {"types", "errors"},
     "reads": {"abc", "buffers", "types", "errors"},
-    "batches": {"abc", "buffers", "calls", "types", "errors"},
+    "damage": {"abc", "buffers", "types", "errors"},
+    "batches": {"abc", "buffers", "calls", "damage", "types", "errors"},
     "store": {
         *(
             "abc",
@@ -62,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "buffers",
             "calls",
             "counters",
+            "damage",
             "errors",
             "forks",
             "format",

@@ -62,7 +62,8 @@ class Backend(ABC):
     ) -> Receipt:
         """Store the parts, joined, under a key.
 
-        ``keep`` keeps an intact block of the same length and replaces anything else.
+        ``keep`` keeps an intact block of the same length and replaces anything else. At least its
+        length and trailer are checked; the store asks for ``replace`` where that is not enough.
 
         Raises:
             BlockExistsError: the key is taken and *if_exists* is ``"error"``.

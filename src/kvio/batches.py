@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from functools import partial
 from itertools import accumulate, repeat, zip_longest
@@ -14,6 +14,7 @@ from kvio import buffers
 from kvio.abc import Backend
 from kvio.buffers import Data
 from kvio.calls import Calls, Pending
+from kvio.damage import DamagedKeys
 from kvio.errors import KvioError, StorageError, StorageTimeoutError
 from kvio.types import (
     BlockResult,
@@ -29,6 +30,7 @@ from kvio.types import (
 )
 
 _Work: TypeAlias = Callable[[Blocks, Cancellation], list[BlockResult]]
+_One: TypeAlias = Callable[[str, Parts, int], BlockResult]
 
 #: A group with a deadline ends in time or not, as a whole.
 _MAX_TIMED_GROUP: Final = 64
@@ -43,6 +45,7 @@ _BLOCK_BYTES: Final = 4 * KiB
 def write(
     calls: Calls,
     backend: Backend,
+    damaged: DamagedKeys,
     items: Iterable[tuple[str, Data]],
     if_exists: IfExists,
     timeout: float | None,
@@ -53,14 +56,68 @@ def write(
     limited = calls.limit(timeout) is not None
 
     def work(group: Blocks, cancel: Cancellation) -> list[BlockResult]:
-        results = backend.write_blocks(group, if_exists=if_exists, cancel=cancel)
-        if results is not None:
-            return results
         one = partial(_write_one, backend, if_exists, cancel if limited else None)
-        return _one_by_one(group, cancel, one)
+        if not damaged.keys:
+            return _write_group(backend, group, if_exists, cancel, one)
+        broken = damaged.choose_all(backend, group, cancel) if if_exists == "keep" else []
+        replace = partial(_write_one, backend, "replace", cancel if limited else None)
+        results = _write_in_two(backend, group, broken, if_exists, cancel, (replace, one))
+        for result in results:
+            if result.ok and result.key in damaged.keys:
+                damaged.forget(result.key)
+        return results
 
     return _run(
         calls, blocks, work, timeout, cancel, read=False, least=_least(backend), done="stored"
+    )
+
+
+def _write_group(
+    backend: Backend, group: Blocks, if_exists: IfExists, cancel: Cancellation, one: _One
+) -> list[BlockResult]:
+    results = backend.write_blocks(group, if_exists=if_exists, cancel=cancel)
+    return _one_by_one(group, cancel, one) if results is None else results
+
+
+def _write_in_two(
+    backend: Backend,
+    group: Blocks,
+    broken: Sequence[int],
+    if_exists: IfExists,
+    cancel: Cancellation,
+    ones: tuple[_One, _One],
+) -> list[BlockResult]:
+    """Write some blocks of a group with ``replace`` and then the others; results in order."""
+    if not broken:
+        return _write_group(backend, group, if_exists, cancel, ones[1])
+    others = sorted(set(range(len(group.keys))).difference(broken))
+    halves: list[tuple[Sequence[int], Cancellation]] = []
+
+    def so_far() -> list[BlockResult]:
+        found: dict[int, BlockResult] = {}
+        for positions, own in halves:
+            if own.results is not None:
+                found.update(zip(positions, own.results(), strict=True))
+        unreached = map(BlockResult, group.keys, repeat(BlockStatus.CANCELLED))
+        return [found.get(at, none) for at, none in enumerate(unreached)]
+
+    cancel.results = so_far
+    results: dict[int, BlockResult] = {}
+    how: tuple[IfExists, IfExists] = ("replace", if_exists)
+    for positions, asked, one in zip((broken, others), how, ones, strict=True):
+        if positions:
+            halves.append((positions, _below(cancel)))
+            part = _pick(group, positions)
+            written = _write_group(backend, part, asked, halves[-1][1], one)
+            results.update(zip(positions, written, strict=True))
+    return [results[at] for at in range(len(group.keys))]
+
+
+def _pick(group: Blocks, positions: Sequence[int]) -> Blocks:
+    return Blocks(
+        [group.keys[at] for at in positions],
+        [group.parts[at] for at in positions],
+        [group.sizes[at] for at in positions],
     )
 
 
@@ -117,9 +174,7 @@ def note(error: BaseException, results: list[BlockResult], done: str) -> None:
     error.kvio_results = results  # type: ignore[attr-defined]  # whatever exception it is
 
 
-def _one_by_one(
-    group: Blocks, cancel: Cancellation, one: Callable[[str, Parts, int], BlockResult]
-) -> list[BlockResult]:
+def _one_by_one(group: Blocks, cancel: Cancellation, one: _One) -> list[BlockResult]:
     """Do what a backend has no batch for, block by block, until it is cancelled."""
     results: list[BlockResult] = []
 

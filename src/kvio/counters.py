@@ -65,11 +65,11 @@ class Counters:
         """Count a batch of writes."""
         self._batch("writes", "bytes_written", results)
 
-    def read_batch(self, results: Sequence[BlockResult]) -> None:
-        """Count a batch of reads."""
-        self._batch("reads", "bytes_read", results)
+    def read_batch(self, results: Sequence[BlockResult]) -> int:
+        """Count a batch of reads, and return how many blocks of it were corrupt."""
+        return self._batch("reads", "bytes_read", results)
 
-    def _batch(self, verb: str, moved: str, results: Sequence[BlockResult]) -> None:
+    def _batch(self, verb: str, moved: str, results: Sequence[BlockResult]) -> int:
         statuses = list(map(_STATUS, results))
         others: Counter[BlockStatus] = Counter()
         nbytes = sum(map(_NBYTES, results))
@@ -82,6 +82,7 @@ class Counters:
             for status, count in others.items():
                 if status is not BlockStatus.OK and status is not BlockStatus.SHORT:
                     self._counts[_NAMES.get(status, "failed")] += count
+        return others[BlockStatus.CORRUPT]
 
     def deleted(self, blocks: int) -> None:
         """Count deletions."""

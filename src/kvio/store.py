@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self
@@ -12,6 +12,7 @@ from kvio.abc import Backend
 from kvio.buffers import Data
 from kvio.calls import Calls, Pending, Settings
 from kvio.counters import Counters
+from kvio.damage import DamagedKeys
 from kvio.errors import (
     BlockNotFoundError,
     CorruptBlockError,
@@ -51,6 +52,7 @@ class Store:
         self._url = url
         self._settings = settings
         self._backend: Backend = load_backend(url.scheme).from_url(url)
+        self._damaged = DamagedKeys()
         self._start()
         forks.watch(self)
 
@@ -70,7 +72,9 @@ class Store:
 
         *data* is a buffer, a CPU tensor, or a sequence of them; it may be reused when the call
         returns. ``keep`` keeps an intact block of the same length and replaces a broken one,
-        ``replace`` always writes, ``error`` refuses a taken key.
+        ``replace`` always writes, ``error`` refuses a taken key. Below ``durable``, ``keep`` checks
+        the length and the trailer of an existing block, and all of it where this store has found
+        the block of this key corrupt before.
 
         Raises:
             InvalidKeyError: the key breaks the rules.
@@ -82,7 +86,10 @@ class Store:
         check_key(key)
         check_if_exists(if_exists)
         parts = buffers.as_parts(data)
-        write, limit = self._backend.write_block, self._calls.limit(timeout)
+        write: Callable[..., Receipt] = self._backend.write_block
+        limit = self._calls.limit(timeout)
+        if self._damaged.keys:
+            write = partial(self._damaged.write_block, self._backend)
         try:
             if limit is None:  # the short way: nothing is built for a queue
                 with self._calls:
@@ -138,7 +145,7 @@ class Store:
                     work, nbytes=room, timeout=limit, describe="the read", deliver=deliver
                 )
         except KvioError as exc:
-            self._counters.failed(exc, "reads")
+            self._read_failed(key, exc)
             raise
         self._counters.read(got)
         return got
@@ -162,10 +169,27 @@ class Store:
                 describe="the read",
             )
         except KvioError as exc:
-            self._counters.failed(exc, "reads")
+            self._read_failed(key, exc)
             raise
         self._counters.read(len(view))
         return view
+
+    def _choose_keep(
+        self, key: str, nbytes: int, if_exists: IfExists, timeout: float | None
+    ) -> IfExists:
+        """Return what a write of this key by another process must ask for, as `DamagedKeys.choose`.
+
+        Once it has been accepted, the key is to be forgotten.
+        """
+        if if_exists != "keep" or key not in self._damaged.keys:
+            return if_exists
+        choose = partial(self._damaged.choose, self._backend, key, nbytes, if_exists)
+        return self._calls.run(choose, nbytes=nbytes, timeout=timeout, describe="the check")
+
+    def _read_failed(self, key: str, error: KvioError) -> None:
+        if isinstance(error, CorruptBlockError):
+            self._damaged.note(key)
+        self._counters.failed(error, "reads")
 
     def write_blocks(
         self,
@@ -195,7 +219,9 @@ class Store:
         cancel: Cancellation,
     ) -> list[BlockResult]:
         check_if_exists(if_exists)
-        results = batches.write(self._calls, self._backend, items, if_exists, timeout, cancel)
+        results = batches.write(
+            self._calls, self._backend, self._damaged, items, if_exists, timeout, cancel
+        )
         self._counters.wrote_batch(results)
         return results
 
@@ -216,7 +242,8 @@ class Store:
         self, items: Iterable[tuple[str, Data]], timeout: float | None, cancel: Cancellation
     ) -> list[BlockResult]:
         results = batches.read(self._calls, self._backend, items, timeout, cancel)
-        self._counters.read_batch(results)
+        if self._counters.read_batch(results):
+            self._damaged.note_results(results)
         return results
 
     def submit_write(
@@ -232,7 +259,7 @@ class Store:
         check_key(key)
         check_if_exists(if_exists)
         parts = buffers.as_parts(data)
-        write = partial(self._backend.write_block, key, parts, if_exists=if_exists)
+        write = partial(self._damaged.write_block, self._backend, key, parts, if_exists=if_exists)
         return Pending(
             lambda cancel: write(cancel=cancel),
             nbytes=buffers.total_bytes(parts),
@@ -267,9 +294,14 @@ class Store:
             nbytes=buffers.total_bytes(parts),
             describe="the read",
             deliver=deliver,
-            ended=self._counters.read_ended,
+            ended=partial(self._read_ended, key),
             holding=not private,
         )
+
+    def _read_ended(self, key: str, nbytes: int, error: BaseException | None) -> None:
+        if isinstance(error, CorruptBlockError):
+            self._damaged.note(key)
+        self._counters.read_ended(nbytes, error)
 
     def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
         """Describe a block by its trailer.
@@ -280,7 +312,11 @@ class Store:
         """
         check_key(key)
         look = partial(self._backend.stat_block, key)
-        return self._calls.run(lambda c: look(cancel=c), timeout=timeout, describe="the stat")
+        try:
+            return self._calls.run(lambda c: look(cancel=c), timeout=timeout, describe="the stat")
+        except CorruptBlockError:
+            self._damaged.note(key)
+            raise
 
     def contains(self, key: str, *, timeout: float | None = None) -> bool:
         """Tell whether a block stands under a key and its trailer is intact."""
@@ -294,7 +330,7 @@ class Store:
         """Count how many keys from the front are present: the prefix lookup of KV caches.
 
         It may go by names alone. A block that was damaged, after a power cut for instance, may be
-        counted; reading it finds that out, and writing it again with ``keep`` replaces it.
+        counted; reading it finds that out, and writing it then with ``keep`` replaces it.
         A key that cannot be asked for ends the count as one that is absent does.
         """
         wanted = list(keys)
@@ -315,7 +351,9 @@ class Store:
         """Check a stored block to its last byte without returning any of it."""
         check_key(key)
         check = partial(self._backend.verify_block, key)
-        return self._calls.run(lambda c: check(cancel=c), timeout=timeout, describe="the check")
+        result = self._calls.run(lambda c: check(cancel=c), timeout=timeout, describe="the check")
+        self._damaged.note_results((result,))
+        return result
 
     def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
         """Remove a block; False if there was none."""
@@ -415,6 +453,7 @@ class Store:
         if self._calls.closed:
             return
         self._start()
+        self._damaged = DamagedKeys(self._damaged.keys)  # the lock may have been held
         try:
             self._backend.after_fork()
         except KvioError:

@@ -17,6 +17,7 @@ from kvio.errors import (
     BlockSizeError,
     ConfigError,
     CorruptBlockError,
+    KvioError,
     StorageTimeoutError,
     UnsupportedError,
 )
@@ -34,6 +35,7 @@ from kvio.types import (
     Parts,
     Receipt,
     Verify,
+    status_of,
 )
 from kvio.url import StoreURL, typed_options
 
@@ -112,8 +114,8 @@ class MemoryBackend(Backend):
         cancel: Cancellation | None = None,
     ) -> int:
         block = self._get(key)
-        if self._verify and block.checksum not in (None, crc32c(block.data)):
-            raise CorruptBlockError(f"block {key!r} is corrupt in memory", key=key)
+        if self._verify:
+            _check(key, block)
         data = memoryview(block.data)
         if offset > len(data):
             raise BlockSizeError(f"offset {offset} lies beyond block {key!r}", key=key)
@@ -133,9 +135,12 @@ class MemoryBackend(Backend):
         self, key: str, *, payload: bool = True, cancel: Cancellation | None = None
     ) -> BlockResult:
         try:
-            return BlockResult(key, BlockStatus.OK, len(self._get(key).data))
-        except BlockNotFoundError as exc:
-            return BlockResult(key, BlockStatus.MISSING, 0, exc)
+            block = self._get(key)
+            if payload:
+                _check(key, block)
+        except KvioError as exc:
+            return BlockResult(key, status_of(exc), 0, exc)
+        return BlockResult(key, BlockStatus.OK, len(block.data))
 
     def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
         with self._lock:
@@ -158,3 +163,8 @@ class MemoryBackend(Backend):
         if block is None:
             raise BlockNotFoundError(f"no block {key!r}", key=key)
         return block
+
+
+def _check(key: str, block: _Block) -> None:
+    if block.checksum not in (None, crc32c(block.data)):
+        raise CorruptBlockError(f"block {key!r} is corrupt in memory", key=key)

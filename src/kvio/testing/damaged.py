@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, TypeAlias
 
 import pytest
 
@@ -12,9 +12,11 @@ import kvio
 from kvio.testing.hooks import Damage
 from kvio.testing.payloads import Guarded, payload
 from kvio.testing.stores import StoreTests
+from kvio.types import BlockStatus as Status
 from kvio.types import IfExists
 
 _SIZES = (1, 4096, 70_000)
+_GENEROUS_S = 60.0
 
 
 class Broken(NamedTuple):
@@ -26,7 +28,7 @@ class Broken(NamedTuple):
 
     @property
     def mode(self) -> IfExists:
-        """What heals it: ``keep`` where the end or the length shows the damage."""
+        """What heals it unread: ``keep`` where the end or the length shows the damage."""
         return "replace" if self.how is Damage.PAYLOAD_BIT else "keep"
 
 
@@ -110,6 +112,62 @@ class DamageTests(StoreTests):
         for block in damaged:
             assert self.holds(store, block.key, payload(block.nbytes, 3)), block
 
+    def test_what_was_found_is_healed_by_keep(self, store: kvio.Store) -> None:
+        """``keep`` replaces what this store has found corrupt, however it found it and writes."""
+        for how, nbytes, find, write in self._ways(store):
+            key = f"found/{how.name}/{nbytes}"
+            store.write_block(key, payload(nbytes, 1), if_exists="replace")
+            self.damage(store, key, how)
+
+            assert find(store, key, nbytes), (find.__name__, key)
+            assert not write(store, key, payload(nbytes, 3)), (write.__name__, key)
+            assert self.holds(store, key, payload(nbytes, 3)), (write.__name__, key)
+            assert write(store, key, payload(nbytes, 3)), "and what is intact is kept again"
+
+    def test_what_another_healed_is_kept(self, store: kvio.Store) -> None:
+        """A block that was found corrupt and is intact by now is not written again."""
+        for how, nbytes, find, write in self._ways(store):
+            key = f"found/{how.name}/{nbytes}"
+            store.write_block(key, payload(nbytes, 1), if_exists="replace")
+            intact = self.raw_stored(store, key)
+            self.damage(store, key, how)
+
+            assert find(store, key, nbytes), (find.__name__, key)
+            self.raw_put(store, key, intact)
+            assert write(store, key, payload(nbytes, 3)), (write.__name__, key)
+            assert self.holds(store, key, payload(nbytes, 1)), (write.__name__, key)
+
+    def _ways(self, store: kvio.Store) -> Iterator[tuple[Damage, int, _Finder, _Writer]]:
+        """Yield every kind of damage with every way to find it, and ways to write over it."""
+        self.require("raw_stored", "raw_put")
+        kinds = sorted(self.detects(store))
+        if not kinds:
+            pytest.skip("the store does not promise to notice damage (capability checksum)")
+        for turn, how in enumerate(kinds):
+            for at, find in enumerate(_FINDERS, turn):
+                yield how, _SIZES[at % len(_SIZES)], find, _WRITERS[at % len(_WRITERS)]
+
+    def test_a_batch_keeps_what_is_intact_beside_what_it_heals(
+        self, store: kvio.Store, damaged: list[Broken]
+    ) -> None:
+        """Of one ``keep`` batch each result is that of its own block, in order."""
+        for block in damaged:
+            assert _find_by_verifying(store, block.key, block.nbytes)
+        items = [
+            (name, payload(block.nbytes, 2))
+            for block in damaged
+            for name in (block.key, f"good/{block.nbytes}", block.key, f"new/{block.key}")
+        ]
+
+        results = store.write_blocks(items)
+
+        assert [(r.key, r.nbytes) for r in results] == [(key, len(data)) for key, data in items]
+        assert all(self.holds(store, key, data) for key, data in items)
+        for at in range(0, len(results), 4):
+            broken, good, twin, new = (result.status for result in results[at : at + 4])
+            assert (good, new) == (Status.KEPT, Status.OK)
+            assert Status.OK in (broken, twin)
+
     def test_it_can_be_listed_and_deleted(self, store: kvio.Store, damaged: list[Broken]) -> None:
         """A damaged block is listed under its key and can be removed by it."""
         keys = {block.key for block in damaged}
@@ -168,6 +226,70 @@ class DamageTests(StoreTests):
 
             with pytest.raises(kvio.CorruptBlockError):
                 store.read_block_into("block", bytearray(20))
+
+
+def _find_by_reading(store: kvio.Store, key: str, _nbytes: int) -> bool:
+    return _raises_corrupt(lambda: store.read_block(key))
+
+
+def _find_by_reading_into(store: kvio.Store, key: str, nbytes: int) -> bool:
+    return _raises_corrupt(lambda: store.read_block_into(key, bytearray(nbytes)))
+
+
+def _find_in_time(store: kvio.Store, key: str, nbytes: int) -> bool:
+    out = bytearray(nbytes)
+    return _raises_corrupt(lambda: store.read_block_into(key, out, timeout=_GENEROUS_S))
+
+
+def _find_by_a_batch(store: kvio.Store, key: str, nbytes: int) -> bool:
+    [result] = store.read_blocks_into([(key, bytearray(nbytes))])
+    return result.status is Status.CORRUPT
+
+
+def _find_by_submitting(store: kvio.Store, key: str, nbytes: int) -> bool:
+    future = store.submit_read_into(key, bytearray(nbytes))
+    return isinstance(future.exception(_GENEROUS_S), kvio.CorruptBlockError)
+
+
+def _find_by_verifying(store: kvio.Store, key: str, _nbytes: int) -> bool:
+    return store.verify_block(key).status is Status.CORRUPT
+
+
+def _raises_corrupt(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except kvio.CorruptBlockError:
+        return True
+    return False
+
+
+def _write_one(store: kvio.Store, key: str, data: bytes) -> bool:
+    return store.write_block(key, data).existed
+
+
+def _write_in_time(store: kvio.Store, key: str, data: bytes) -> bool:
+    return store.write_block(key, data, timeout=_GENEROUS_S).existed
+
+
+def _write_a_batch(store: kvio.Store, key: str, data: bytes) -> bool:
+    [result] = store.write_blocks([(key, data)])
+    return result.status is Status.KEPT
+
+
+def _submit(store: kvio.Store, key: str, data: bytes) -> bool:
+    return store.submit_write(key, data).result(_GENEROUS_S).existed
+
+
+#: Finds that a block is corrupt, and says whether it did.
+_Finder: TypeAlias = Callable[[kvio.Store, str, int], bool]
+#: Writes with ``keep``, and says whether the block was kept.
+_Writer: TypeAlias = Callable[[kvio.Store, str, bytes], bool]
+
+_FINDERS: Final[tuple[_Finder, ...]] = (
+    *(_find_by_reading, _find_by_reading_into, _find_in_time),
+    *(_find_by_a_batch, _find_by_submitting, _find_by_verifying),
+)
+_WRITERS: Final[tuple[_Writer, ...]] = (_write_one, _write_in_time, _write_a_batch, _submit)
 
 
 def _at_the_end(blocks: list[Broken]) -> Iterator[Broken]:

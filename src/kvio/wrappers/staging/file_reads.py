@@ -172,6 +172,7 @@ class _Stored:
         crc = _native.crc32c(view, self._crc if at else 0)
         if at + len(view) == self._stat.nbytes and crc != wanted:
             key = self._stat.key
+            self._store._damaged.note(key)  # noqa: SLF001  # the store sees ranges alone
             text = f"block {key!r} is corrupt: the payload's checksum is wrong"
             raise CorruptBlockError(text, key=key)
         self._summed, self._crc = at + len(view), crc

@@ -46,6 +46,7 @@ def verify(reads: StagedReads, receipt: StagedReceipt, *, timeout: float | None)
         raise UnsupportedError(f"nothing to verify block {receipt.key!r} by: {why}")
     found = reads.stored_checksum(receipt.key, receipt.nbytes, timeout=timeout)
     if found != expected:
+        reads.note_damage(receipt.key)
         text = f"the store has other bytes for block {receipt.key!r} than were accepted"
         raise CorruptBlockError(text, key=receipt.key)
 

@@ -178,6 +178,10 @@ class StagedReads:
             if key not in staged:
                 yield key
 
+    def note_damage(self, key: str) -> None:
+        """Let the store check a block in full before a ``keep`` write keeps it."""
+        self._store._damaged.note(key)  # noqa: SLF001  # the store sees ranges alone
+
     def stored_checksum(self, key: str, nbytes: int, *, timeout: float | None) -> int | None:
         """Sum what the store gives back for a block; None: it has another length.
 

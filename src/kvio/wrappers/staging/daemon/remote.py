@@ -157,6 +157,9 @@ class DaemonWrites(StagedWrites):
         nbytes = buffers.total_bytes(parts)
         if if_exists == "error":
             self.look(key, deadline)
+        damaged = self._store._damaged  # noqa: SLF001  # the daemon's store has not read them
+        if damaged.keys:
+            if_exists = self._store._choose_keep(key, nbytes, if_exists, left(deadline))  # noqa: SLF001
         with self._book.writing():
             with self._lines.line() as line:
                 limit = say.microseconds(left(deadline))
@@ -169,6 +172,8 @@ class DaemonWrites(StagedWrites):
                     crc = self._memory.fill(spans, parts, checksum=True).crc32c
                     assert crc is not None, "host memory sums what arrives"
                     answer = line.ask(say.Commit(answer.ticket, crc), timeout=left(deadline))
+            if damaged.keys:
+                damaged.forget(key)
             return self._taken(key, nbytes, answer)
 
     def _is_staged(self, key: str) -> bool:
