@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 import kvio
 from kvio._native import faults
 from kvio.backends.posix.modes import Choice, Chooser
@@ -112,3 +114,26 @@ def test_a_batch_counts_among_the_calls_in_flight(tmp_path: Path) -> None:
         store.read_blocks_into([("a", bytearray(1)), ("b", bytearray(1))])
 
     assert set(asked) == {1}
+
+
+@pytest.mark.parametrize(
+    ("options", "checksum"),
+    [({}, True), ({"checksum": "none"}, False), ({"layout": "plain"}, False)],
+)
+def test_a_store_says_whether_it_keeps_checksums(
+    tmp_path: Path, options: dict[str, OptionValue], checksum: object
+) -> None:
+    """It keeps them in trailers, unless it is told not to, and has none in plain files."""
+    with kvio.open_store("posix-tmpfile", root=tmp_path, options=options) as store:
+        assert store.capabilities.checksum is checksum
+
+
+def test_a_block_that_is_too_large_is_told_with_both_sizes(tmp_path: Path) -> None:
+    """In a batch as alone."""
+    with kvio.open_store("posix-tmpfile", root=tmp_path) as store:
+        store.write_block("k", bytes(777))
+        (result,) = store.read_blocks_into([("k", bytearray(33))])
+        with pytest.raises(kvio.BlockSizeError, match="has 777 bytes, the buffer 33"):
+            store.read_block_into("k", bytearray(33))
+
+    assert str(result.error) == "block 'k' has 777 bytes, the buffer 33"

@@ -17,6 +17,7 @@ from tests.posix import faultlab
 from tests.posix.scenarios import SCENARIOS, Memory, Outcome, Scenario
 
 ERRORS = (
+    errno.EPERM,  # -1, which a comparison that is off by one lets pass
     errno.EIO,
     errno.ENOSPC,
     errno.EDQUOT,
@@ -41,6 +42,7 @@ KINDS: dict[int, type[kvio.KvioError]] = {
     errno.EAGAIN: kvio.TransientStorageError,
     errno.ENOMEM: kvio.TransientStorageError,
     errno.EMFILE: kvio.TransientStorageError,
+    errno.EPERM: kvio.AccessDeniedError,
     errno.EROFS: kvio.AccessDeniedError,
     errno.EACCES: kvio.AccessDeniedError,
     errno.EOPNOTSUPP: kvio.StorageError,

@@ -59,12 +59,13 @@ def test_without_checksums_a_recovery_is_not_sealed(create: Create, disk_path: P
         file.abort()
 
 
-def test_after_a_restart_nothing_counts(create: Create, disk_path: Path) -> None:
+@pytest.mark.parametrize("boot", [b"\1" * 16, b"another boot    ", b"\xff" * 16, bytes(16)])
+def test_after_a_restart_nothing_counts(create: Create, disk_path: Path, boot: bytes) -> None:
     """A map of another boot says nothing of what is on the medium: all is written anew."""
     with create("file", SIZE) as file:
         file.pwrite(bytes(SIZE), 0)
     (disk_path / ".file.kvio-map").write_bytes(
-        _of_another_boot((disk_path / ".file.kvio-map").read_bytes())
+        _of_another_boot((disk_path / ".file.kvio-map").read_bytes(), boot)
     )
     with SharedFile.recover(disk_path / "file") as file:
         assert sum(cell.nbytes for cell in file.missing()) == SIZE
@@ -74,10 +75,10 @@ def test_after_a_restart_nothing_counts(create: Create, disk_path: Path) -> None
     assert raw.sealed(disk_path / "file").payload == DATA
 
 
-def _of_another_boot(data: bytes) -> bytes:
+def _of_another_boot(data: bytes, boot: bytes) -> bytes:
     """Change the boot in a map's head, and its checksum, which covers one domain of SIZE bytes."""
     head = bytearray(data[:124])
-    head[32:48] = b"another boot    "
+    head[32:48] = boot
     sizes = data[192 + 16 : 192 + 16 + 8]
     crc = raw.crc32c(bytes(head) + sizes)
     return bytes(head) + crc.to_bytes(4, "little") + data[128:]

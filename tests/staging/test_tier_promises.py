@@ -145,7 +145,7 @@ def test_verify_compares_the_store_with_what_was_accepted(
 ) -> None:
     """Good bytes pass; others, a block that is gone, and an absorbed write do not."""
     receipt = tier.write_block("k", payloads.payload(9_000, 1))
-    tier.verify(receipt, timeout=LONG_S)
+    tier.verify(receipt=receipt, timeout=LONG_S)
     store.write_block("k", payloads.payload(9_000, 2), if_exists="replace")
     with pytest.raises(kvio.CorruptBlockError) as caught:
         tier.verify(receipt)
@@ -407,6 +407,9 @@ def test_a_tier_shows_what_it_is(store: WrappedStore[Medium]) -> None:
     tier = kvio.stage(store, "1MiB")
     shown = f"<kvio.StagingTier host 1048576 bytes, {store!r}"
     assert repr(tier) == f"{shown} open>"
+    receipt = tier.write_block("k", b"data")
+    receipt.wait(timeout=LONG_S)
+    assert repr(receipt) == "<StagedReceipt 'k' #1 4 bytes durable>"
     tier.close()
     assert repr(tier) == f"{shown} closed>"
     store.close()
