@@ -20,7 +20,10 @@ TESTS: Final = (
     *("tests/posix", "tests/sharedfile", "tests/staging", "tests/connectors"),
     *(f"tests/test_{name}.py" for name in ("conformance", "garbage", "stateful", "fork")),
     *(f"tests/test_{name}.py" for name in ("timeouts", "format", "medium", "policies")),
-    *(f"tests/test_{name}.py" for name in ("replaced_while_read", "just_late", "buffers")),
+    *(
+        f"tests/test_{name}.py"
+        for name in ("replaced_while_read", "just_late", "buffers", "checksums")
+    ),
     *(f"tests/test_{name}.py" for name in ("aio_cancel", "doctor", "executor", "fakes")),
     *("tests/placement/test_applying.py", "tests/cli/test_blocks.py", "tests/cli/test_checks.py"),
 )
