@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import kvio
+from kvio._native import faults
 from kvio.url import OptionValue
 from tests.posix import children, faultlab, mounts
 from tests.posix.children import (
@@ -254,3 +255,17 @@ def test_a_close_that_fails_says_why(root: Path) -> None:
 
     children.in_child(work)
     assert not faultlab.temporaries(root)
+
+
+def test_an_error_that_passes_changes_no_way_of_publishing(root: Path) -> None:
+    """A temporary that cannot be opened now says nothing of O_TMPFILE."""
+    with kvio.open_store("posix-tmpfile", root=root) as store:
+        before = store.capabilities.publish
+        with (
+            faults.inject("open_temp", error=errno.EMFILE),
+            pytest.raises(kvio.TransientStorageError),
+        ):
+            store.write_block("k", b"data", if_exists="replace")
+        store.write_block("k", b"data", if_exists="replace")
+
+        assert store.capabilities.publish == before
