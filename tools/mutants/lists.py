@@ -45,13 +45,13 @@ class Equivalent:
 
     Attributes:
         path: the file.
-        line: the line's text, without spaces around it.
+        line: where the line is, counted from 1.
         mutations: what the line may become, without spaces around it.
-        reason: why nobody can see the difference.
+        reason: why the difference cannot be seen.
     """
 
     path: str
-    line: str
+    line: int
     mutations: tuple[str, ...]
     reason: str
 
@@ -59,20 +59,32 @@ class Equivalent:
         """Tell whether *mutant* is one of these."""
         return (
             mutant.path == self.path
-            and mutant.before.strip() == self.line
+            and mutant.line == self.line
             and mutant.after.strip() in self.mutations
         )
 
 
 def equivalents(root: Path) -> list[Equivalent]:
-    """Return the list, after looking for each line in its file."""
-    found = []
+    """Return the list, after finding each line in its file.
+
+    Raises:
+        StaleEntryError: a line is not there, or more than once and `after` does not tell which.
+    """
+    found: list[Equivalent] = []
     for entry in tomllib.loads((root / EQUIVALENT).read_text()).get("mutant", []):
-        line = entry["line"]
+        line, after = entry["line"], entry.get("after")
         lines = [text.strip() for text in (root / entry["file"]).read_text().splitlines()]
-        if line not in lines:
+        before = ["", *lines]
+        places = [
+            number
+            for number, text in enumerate(lines, 1)
+            if text == line and after in (None, before[number - 1])
+        ]
+        if len(places) != 1:
             raise StaleEntryError(
-                f"{EQUIVALENT}: {entry['file']} has no line {line!r} any more; remove the entry"
+                f"{EQUIVALENT}: the line {line!r} is {len(places)} times in {entry['file']}; "
+                "remove the entry, or tell by `after`, the line before it, which one is meant"
             )
-        found.append(Equivalent(entry["file"], line, tuple(entry["becomes"]), entry["reason"]))
+        becomes = tuple(entry["becomes"])
+        found.append(Equivalent(entry["file"], places[0], becomes, entry["reason"]))
     return found
