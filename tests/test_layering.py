@@ -55,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "counters": {"types", "errors"},
     "reads": {"abc", "buffers", "types", "errors"},
     "damage": {"abc", "buffers", "types", "errors"},
+    "quarantine": {"_native", "abc", "errors", "format", "types"},
     "batches": {"abc", "buffers", "calls", "damage", "types", "errors"},
     "store": {
         *(
@@ -69,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "format",
             "policies",
         ),
-        *("reads", "registry", "types", "url"),
+        *("quarantine", "reads", "registry", "types", "url"),
     },
     "aio": {"batches", "store", "calls", "buffers", "threads", "types", "errors"},
     "opening": {"store", "calls", "placement", "types", "errors", "url"},

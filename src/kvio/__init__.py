@@ -41,6 +41,7 @@ from kvio.types import (
     Level,
     MiB,
     Receipt,
+    Removal,
     StoreStats,
 )
 
@@ -81,6 +82,7 @@ __all__ = [
     "Missing",
     "RankFailedError",
     "Receipt",
+    "Removal",
     "SharedFile",
     "SharedFileOptions",
     "StagedFile",

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
+from kvio.errors import UnsupportedError
 from kvio.types import (
     BlockResult,
     Blocks,
@@ -24,6 +25,50 @@ if TYPE_CHECKING:
 #: Runs blocking tasks side by side on a store's I/O threads and the caller's own, returns their
 #: results in order, and raises the first error after all have ended.
 RunAll: TypeAlias = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+
+
+class RawBlock(ABC):
+    """What was stored under a key when it was opened, as it is: padding and trailer included.
+
+    A context manager, for one thread. Made by `Backend.open_raw`.
+
+    Attributes:
+        nbytes: its length.
+        placed: where it lies shows that it is this key's; else only its trailer can.
+    """
+
+    nbytes: int
+    placed: ClassVar[bool]
+
+    @abstractmethod
+    def read_into(self, out: memoryview, offset: int) -> None:
+        """Fill *out* from a byte on, which it must not end before.
+
+        Raises:
+            StorageError: the medium failed, or the block was replaced and is gone.
+        """
+
+    @abstractmethod
+    def is_current(self) -> bool:
+        """Check whether it is still what stands under the key."""
+
+    def link_to(self, dirfd: int, name: str) -> bool:
+        """Give a file a second name, mode 0600, in a directory; False: it must be copied.
+
+        Raises:
+            FileExistsError: the name is taken.
+            OSError: the directory failed.
+        """
+        return False
+
+    def close(self) -> None:
+        """Give back what is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Backend(ABC):
@@ -105,6 +150,15 @@ class Backend(ABC):
     @abstractmethod
     def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
         """Remove a block; False if there was none."""
+
+    def open_raw(self, key: str) -> RawBlock:
+        """Open what is stored under a key without checking it, where ``raw_blocks`` is promised.
+
+        Raises:
+            BlockNotFoundError: there is none.
+            UnsupportedError: it cannot be handed out.
+        """
+        raise UnsupportedError(f"{self.name} does not hand out blocks as they are stored")
 
     @abstractmethod
     def list_keys(self, prefix: str = "") -> Iterator[str]:

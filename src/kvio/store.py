@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -24,11 +25,13 @@ from kvio.registry import load_backend
 from kvio.types import (
     BlockResult,
     BlockStat,
+    BlockStatus,
     Cancellation,
     Capabilities,
     Finding,
     IfExists,
     Receipt,
+    Removal,
     StoreStats,
     check_if_exists,
     check_key,
@@ -354,6 +357,44 @@ class Store:
         result = self._calls.run(lambda c: check(cancel=c), timeout=timeout, describe="the check")
         self._damaged.note_results((result,))
         return result
+
+    def remove_corrupt(
+        self,
+        key: str,
+        *,
+        quarantine: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+    ) -> Removal:
+        """Remove a block if it is corrupt, checked to its last byte right before.
+
+        One that was written anew since it was found corrupt stays. What may be other data stays
+        too: blocks of another key or namespace, and objects in a bucket that do not end as blocks
+        do. *quarantine* names a directory, made if need be (0700), where the bytes of the block
+        are put first as they are stored, in a new file named by the key (0600); a file system's
+        file goes there itself where it can, and what cannot be read is zeros in a copy.
+
+        Raises:
+            InvalidKeyError: the key breaks the rules.
+            UnsupportedError: the backend does not hand out what is stored (``raw_blocks``).
+        """
+        from kvio.quarantine import remove_corrupt  # late: few ask for it
+
+        check_key(key)
+        if not self.capabilities.raw_blocks:
+            text = f"a {self._url.scheme} store does not hand out blocks as they are stored"
+            raise UnsupportedError(text)
+        remove = partial(
+            remove_corrupt,
+            self._backend,
+            key,
+            namespace=str(self._url.options.get("namespace", "")),
+            directory=None if quarantine is None else os.fspath(quarantine),
+        )
+        removal = self._calls.run(
+            lambda c: remove(cancel=c), read=False, timeout=timeout, describe="the removal"
+        )
+        self._counters.deleted(int(removal.status is BlockStatus.CORRUPT))
+        return removal
 
     def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
         """Remove a block; False if there was none."""

@@ -224,6 +224,23 @@ class BlockResult(NamedTuple):
         return self.status is BlockStatus.OK or self.status is BlockStatus.KEPT
 
 
+class Removal(NamedTuple):
+    """What became of a block that was to be removed if it is corrupt.
+
+    Attributes:
+        key: the block's name.
+        status: ``corrupt``: it was, and is removed; ``ok``: it is intact and stays; ``missing``:
+            there is none; else it stays, and *error* says why.
+        error: why it was not removed, or None.
+        path: the file that has its bytes, or None.
+    """
+
+    key: str
+    status: BlockStatus
+    error: KvioError | None = None
+    path: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a backend promises, always in the positive; False means not promised.
@@ -235,6 +252,7 @@ class Capabilities:
         checksum: blocks carry a checksum that reads verify.
         native_batch: a batch is one call per I/O thread.
         shared: other processes see what is stored.
+        raw_blocks: what is stored can be taken out as it is, damaged or not.
         usable_after_fork: a forked child may go on using the store; else its calls raise.
         direct_io: direct I/O really bypasses the page cache here.
         memory_alignment: caller memory aligned to this many bytes is read and written without
@@ -250,6 +268,7 @@ class Capabilities:
     checksum: bool = False
     native_batch: bool = False
     shared: bool = False
+    raw_blocks: bool = False
     usable_after_fork: bool = False
     direct_io: bool = False
     memory_alignment: int = 1

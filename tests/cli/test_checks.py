@@ -75,6 +75,97 @@ class TestVerify:
         assert stdout.startswith(b"1 block checked, all good")
 
 
+class TestRemoval:
+    """`kvio verify --delete-corrupt` and ``--quarantine``."""
+
+    @pytest.fixture
+    def damaged(self, store: Path) -> dict[str, bytes]:
+        """Put good and corrupt blocks in a store; the stored bytes of the corrupt ones."""
+        for key in ("good", "a/flipped", "cut"):
+            run("put", store, key, stdin=key.encode() * 1000)
+        flip_a_bit(file_of(store, "a/flipped"), 100)
+        os.truncate(file_of(store, "cut"), 10)
+        return {key: file_of(store, key).read_bytes() for key in ("a/flipped", "cut")}
+
+    def test_corrupt_blocks_are_removed(self, store: Path, damaged: dict[str, bytes]) -> None:
+        """A line each, exit status 0 since none is left, and the next check is clean."""
+        done = run("verify", store, "--delete-corrupt")
+        lines = done.stdout.decode().splitlines()
+
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert {f"removed {key}" for key in damaged} < set(lines)
+        assert {line.split(":")[0] for line in lines if line.startswith("bad ")} == {
+            f"bad {key}" for key in damaged
+        }
+        assert lines[-1].startswith("3 blocks checked, 2 bad, 2 removed")
+        assert run("ls", store).stdout == b"good\n"
+        assert run("verify", store).returncode == 0
+
+    def test_corrupt_blocks_are_moved(
+        self, store: Path, damaged: dict[str, bytes], tmp_path: Path
+    ) -> None:
+        """Their stored bytes are in the directory, by the name that the line says."""
+        directory = tmp_path / "quarantine"
+        done = run("verify", store, "--quarantine", directory)
+        moved = dict(re.findall(r"^moved (\S+) to (.*)$", done.stdout.decode(), re.MULTILINE))
+
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert {key: Path(path).read_bytes() for key, path in moved.items()} == damaged
+        assert sorted(os.listdir(directory)) == ["a~flipped", "cut"]
+        assert "2 bad, 2 moved" in done.stdout.decode()
+        assert run("ls", store).stdout == b"good\n"
+
+    def test_what_cannot_be_removed_is_left_and_said(self, store: Path) -> None:
+        """Misplaced files and intact blocks of other keys stay; exit status 1."""
+        for key in ("flipped", "swapped", "other", "misplaced"):
+            run("put", store, key, stdin=key.encode() * 1000)
+        flip_a_bit(file_of(store, "flipped"), 100)
+        file_of(store, "swapped").write_bytes(file_of(store, "other").read_bytes())
+        path = file_of(store, "misplaced")
+        path.rename(next(leaf for leaf in store.glob("?/?") if leaf != path.parent) / path.name)
+        done = run("verify", store, "--delete-corrupt")
+
+        assert done.returncode == 1
+        assert "\nleft swapped: " in done.stdout.decode()
+        assert "another key or namespace" in done.stdout.decode()
+        assert "4 blocks checked, 3 bad, 1 removed" in done.stdout.decode()
+        assert run("ls", store).stdout == b"misplaced\nother\nswapped\n"
+
+    def test_only_the_prefix_is_removed(self, store: Path, damaged: dict[str, bytes]) -> None:
+        """What was not to be checked stays as it is."""
+        assert run("verify", store, "a/", "--delete-corrupt").returncode == 0
+        assert file_of(store, "cut").read_bytes() == damaged["cut"]
+
+    @pytest.mark.usefixtures("damaged")
+    def test_what_cannot_be_is_refused_before_anything_is_done(
+        self, store: Path, tmp_path: Path
+    ) -> None:
+        """Both options, or a directory in the store itself or that cannot be made: status 2."""
+        (tmp_path / "file").write_bytes(b"")
+        for options in (
+            ("--delete-corrupt", "--quarantine", tmp_path / "q"),
+            ("--quarantine", store / "q"),
+            ("--quarantine", store),
+            ("--quarantine", tmp_path / "file" / "q"),
+            ("--quarantine", tmp_path / "file"),
+        ):
+            done = run("verify", store, *options)
+            assert done.returncode == 2, done
+            assert done.stdout == b""
+            assert done.stderr
+        assert run("ls", store).stdout == b"a/flipped\ncut\ngood\n"
+        assert not (tmp_path / "q").exists()
+
+    def test_a_clean_store_stays_as_it_is(self, store: Path, tmp_path: Path) -> None:
+        """Nothing to do is done with exit status 0."""
+        run("put", store, "k", stdin=b"x")
+
+        assert run("verify", store, "--delete-corrupt").returncode == 0
+        assert run("verify", store, "--quarantine", tmp_path / "q").returncode == 0
+        assert os.listdir(tmp_path / "q") == []
+        assert run("get", store, "k").stdout == b"x"
+
+
 class TestSweep:
     def leftovers(self, store: Path) -> tuple[Path, Path]:
         """Put a dead writer's and a living writer's temporary beside a block."""

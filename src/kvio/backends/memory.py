@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from kvio._native import crc32c
-from kvio.abc import Backend
+from kvio.abc import Backend, RawBlock
 from kvio.buffers import scatter
 from kvio.errors import (
     BlockExistsError,
@@ -81,6 +81,7 @@ class MemoryBackend(Backend):
         return Capabilities(
             atomic_write=True,
             exclusive_create=True,
+            raw_blocks=True,
             checksum=self._checksum,
             usable_after_fork=True,
             medium="memory",
@@ -146,6 +147,9 @@ class MemoryBackend(Backend):
         with self._lock:
             return self._blocks.pop(key, None) is not None
 
+    def open_raw(self, key: str) -> RawBlock:
+        return _RawMemory(self._blocks, key, self._get(key))
+
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         with self._lock:
             keys = [key for key in self._blocks if key.startswith(prefix)]
@@ -163,6 +167,24 @@ class MemoryBackend(Backend):
         if block is None:
             raise BlockNotFoundError(f"no block {key!r}", key=key)
         return block
+
+
+class _RawMemory(RawBlock):
+    """A block's payload, which is all there is of it."""
+
+    placed = True
+
+    def __init__(self, blocks: dict[str, _Block], key: str, block: _Block) -> None:
+        self._blocks = blocks
+        self._key = key
+        self._block = block
+        self.nbytes = len(block.data)
+
+    def read_into(self, out: memoryview, offset: int) -> None:
+        out[:] = self._block.data[offset : offset + len(out)]
+
+    def is_current(self) -> bool:
+        return self._blocks.get(self._key) is self._block
 
 
 def _check(key: str, block: _Block) -> None:

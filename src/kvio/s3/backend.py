@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Self
 
-from kvio.abc import Backend, RunAll
+from kvio.abc import Backend, RawBlock, RunAll
 from kvio.errors import (
     BlockNotFoundError,
     ConfigError,
@@ -22,6 +22,7 @@ from kvio.s3.conditions import Refused
 from kvio.s3.objects import Connect, Objects, Traits
 from kvio.s3.options import S3Options, options_from_url
 from kvio.s3.probing import Conditions, Probe
+from kvio.s3.raw import RawObject
 from kvio.s3.reading import Reader
 from kvio.s3.writing import Writer
 from kvio.types import (
@@ -129,6 +130,7 @@ class S3Backend(Backend):
             durable_write=True,
             checksum=options.layout == "block" and options.checksum == "crc32c",
             shared=True,
+            raw_blocks=True,
             usable_after_fork=traits.after_fork == "reopen",
             publish="PUT, CompleteMultipartUpload",
             medium=f"S3 at {where}, by {self.name}",
@@ -195,6 +197,9 @@ class S3Backend(Backend):
             return False
         self._ask(lambda: objects.delete(name), "delete", key=key, cancel=cancel)
         return True
+
+    def open_raw(self, key: str) -> RawBlock:
+        return RawObject(self._reader, self._objects, key)
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         if prefix and not is_key(prefix) and not is_key(f"{prefix}x"):

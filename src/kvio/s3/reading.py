@@ -127,7 +127,7 @@ class Reader:
             wanted = body.cut(target, 0, stat.nbytes - start)
             if self._in_ranges(objects, key, wanted, start, head, cancel):
                 return body.total_bytes(wanted)
-        raise _replaced(key)
+        raise replaced(key)
 
     def nbytes(self, objects: Objects, key: str, cancel: Cancellation | None = None) -> int:
         """Give a block's length; its end is checked."""
@@ -144,7 +144,7 @@ class Reader:
                 text = f"block {key!r} is corrupt: the payload's checksum is wrong"
                 raise CorruptBlockError(text, key=key)
             return stat.nbytes
-        raise _replaced(key)
+        raise replaced(key)
 
     def _sum(
         self, objects: Objects, key: str, nbytes: int, head: Head, cancel: Cancellation | None
@@ -158,6 +158,10 @@ class Reader:
                 return None
             crc = body.crc32c([piece], crc)
         return crc
+
+    def fill(self, objects: Objects, key: str, out: memoryview, start: int, head: Head) -> bool:
+        """Fill *out* with an object's bytes from *start*; False: it is not that of *head* now."""
+        return self._in_ranges(objects, key, [out], start, head, None)
 
     def head(self, objects: Objects, key: str, cancel: Cancellation | None) -> Head:
         """Ask for the length of the object that holds a key."""
@@ -182,7 +186,7 @@ class Reader:
             wanted = body.cut(target, 0, head.nbytes)
             if self._in_ranges(objects, key, wanted, 0, head, cancel):
                 return Got(body.total_bytes(wanted), head.nbytes, head.etag)
-        raise _replaced(key)
+        raise replaced(key)
 
     def _one_range(
         self, objects: Objects, key: str, target: Parts, start: int, cancel: Cancellation | None
@@ -214,14 +218,14 @@ class Reader:
         def get(first: int, last: int) -> Got:
             pieces = body.cut(target, first, last)
             got = objects.get_into(self.name(key), pieces, start + first, start + last)
-            told = got.etag is not None and _is(head, got.total, got.etag)
+            told = got.etag is not None and is_object(head, got.total, got.etag)
             if got.nbytes != last - first and (told or stands()):
                 raise Refused(Condition.LOST, f"{got.nbytes} of {last - first} bytes came")
             return got
 
         def stands() -> bool:
             now = self.head(objects, key, cancel)
-            return _is(head, now.nbytes, now.etag) and head.mtime_ns in (None, now.mtime_ns)
+            return is_object(head, now.nbytes, now.etag) and head.mtime_ns in (None, now.mtime_ns)
 
         step = self._options.part_bytes
         tasks = [
@@ -236,7 +240,7 @@ class Reader:
             return False
         if any(got.total == UNKNOWN for got in answers):  # the library tells nothing of an object
             return stands()
-        return all(_is(head, got.total, got.etag) for got in answers)
+        return all(is_object(head, got.total, got.etag) for got in answers)
 
     def _check(self, objects: Objects, key: str, out: Parts, target: Parts, got: Got) -> int:
         room = body.total_bytes(out)
@@ -251,12 +255,13 @@ class Reader:
         return trailer.nbytes
 
 
-def _is(head: Head, nbytes: int, etag: str | None) -> bool:
+def is_object(head: Head, nbytes: int, etag: str | None) -> bool:
     """Tell whether an object of this length and ETag, where known, is the one of *head*."""
     return nbytes == head.nbytes and (None in (etag, head.etag) or etag == head.etag)
 
 
-def _replaced(key: str) -> TransientStorageError:
+def replaced(key: str) -> TransientStorageError:
+    """Make the error of a block that never stood still."""
     text = f"block {key!r} was replaced {_ATTEMPTS} times while it was read: ask again"
     return TransientStorageError(text, errno=errno.EBUSY, key=key)
 

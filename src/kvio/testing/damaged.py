@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import pytest
@@ -167,6 +168,46 @@ class DamageTests(StoreTests):
             broken, good, twin, new = (result.status for result in results[at : at + 4])
             assert (good, new) == (Status.KEPT, Status.OK)
             assert Status.OK in (broken, twin)
+
+    def test_what_is_corrupt_can_be_moved_out(
+        self, store: kvio.Store, damaged: list[Broken], tmp_path: Path
+    ) -> None:
+        """A damaged block is removed with its bytes kept as they were, or stays with a reason."""
+        if not store.capabilities.raw_blocks:
+            pytest.skip("the backend does not promise raw_blocks")
+        directory = tmp_path / "quarantine"
+        for block in damaged:
+            stored = self.raw_stored(store, block.key)
+
+            removal = store.remove_corrupt(block.key, quarantine=directory)
+
+            if removal.error is not None:
+                assert block.how is not Damage.PAYLOAD_BIT, removal
+                assert self.raw_stored(store, block.key) == stored
+                continue
+            assert removal.status is Status.CORRUPT
+            assert Path(str(removal.path)).read_bytes() == stored, block
+            assert store.verify_block(block.key).status is Status.MISSING
+            assert store.remove_corrupt(block.key).status is Status.MISSING
+        for nbytes in _SIZES:
+            removal = store.remove_corrupt(f"good/{nbytes}", quarantine=directory)
+            assert (removal.status, removal.path) == (Status.OK, None)
+            assert self.holds(store, f"good/{nbytes}", payload(nbytes, 2))
+
+    def test_an_intact_block_of_another_key_is_not_removed(self, store: kvio.Store) -> None:
+        """What is corrupt only for a wrong key or namespace is good data, and stays."""
+        self.require("raw_stored", "raw_put")
+        if not (self.detects(store) and store.capabilities.raw_blocks):
+            pytest.skip("the store does not promise to notice damage and to hand out blocks")
+        store.write_block("one", payload(5000, 1))
+        store.write_block("two", payload(5000, 2))
+        stored = self.raw_stored(store, "one")
+        self.raw_put(store, "two", stored)
+
+        removal = store.remove_corrupt("two")
+
+        assert isinstance(removal.error, kvio.UnsupportedError)
+        assert self.raw_stored(store, "two") == stored
 
     def test_it_can_be_listed_and_deleted(self, store: kvio.Store, damaged: list[Broken]) -> None:
         """A damaged block is listed under its key and can be removed by it."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
-from kvio.abc import Backend, RunAll
+from kvio.abc import Backend, RawBlock, RunAll
 from kvio.calls import Settings
 from kvio.errors import KvioError, UnsupportedError
 from kvio.store import Store
@@ -68,6 +68,9 @@ class ForwardingBackend(Backend):
 
     def read_block(self, key: str, *, cancel: Cancellation | None = None) -> memoryview | None:
         return self.inner.read_block(key, cancel=cancel)
+
+    def open_raw(self, key: str) -> RawBlock:
+        return self.inner.open_raw(key)
 
     def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
         return self.inner.stat_block(key, cancel=cancel)
@@ -211,6 +214,9 @@ class FaultyBackend(BatchlessBackend):
     ) -> int:
         self._meet("read_block_into", key)
         return super().read_block_into(key, parts, offset=offset, nbytes=nbytes, cancel=cancel)
+
+    def open_raw(self, key: str) -> RawBlock:
+        return self.inner.open_raw(key)
 
     def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
         self._meet("stat_block", key)

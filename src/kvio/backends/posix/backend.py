@@ -10,13 +10,20 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from kvio._native import Places, lib, make_template
-from kvio.abc import Backend, RunAll
+from kvio.abc import Backend, RawBlock, RunAll
 from kvio.backends.posix import large, outcome
 from kvio.backends.posix.engine import Engine
-from kvio.backends.posix.layout import Directories, key_of, make_fan_out, walk_files
+from kvio.backends.posix.layout import (
+    Directories,
+    key_of,
+    make_fan_out,
+    place_of,
+    walk_files,
+)
 from kvio.backends.posix.modes import chooser
 from kvio.backends.posix.options import PosixOptions, options_from_url
 from kvio.backends.posix.quick import Quick
+from kvio.backends.posix.raw import RawFile
 from kvio.backends.posix.recent import reach_bytes
 from kvio.backends.posix.root import (
     CALIBRATION_NAME,
@@ -181,6 +188,7 @@ class PosixBackend(Backend):
             checksum=self.options.layout == "block" and engine.checksum,
             native_batch=True,
             shared=True,
+            raw_blocks=True,
             usable_after_fork=True,
             direct_io=medium.direct_io,
             memory_alignment=medium.memory_align if medium.direct_io else 1,
@@ -272,6 +280,19 @@ class PosixBackend(Backend):
         self, keys: Sequence[str], *, cancel: Cancellation | None = None
     ) -> list[BlockResult]:
         return self._engine.delete(keys, cancel)
+
+    def open_raw(self, key: str) -> RawBlock:
+        directory, name = place_of(self.options.layout, self.options.namespace, key)
+        leased: list[int] = []
+        with self._typed("open a file of"):
+            try:
+                dirfd = self._engine.directories.get(directory, create=False, leased=leased)
+                return RawFile(dirfd, name, key)
+            except (FileNotFoundError, NotADirectoryError):
+                raise BlockNotFoundError(f"no block {key!r}", key=key) from None
+            finally:
+                for fd in leased:
+                    os.close(fd)
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         with self._typed("list the keys of"):

@@ -13,6 +13,7 @@ from typing import Final
 
 from kvio import _native
 from kvio._native import files
+from kvio.format import key_hash
 from kvio.types import Layout, is_key
 
 LEAVES: Final = tuple(f"{byte >> 4:x}/{byte & 15:x}" for byte in range(256))
@@ -144,6 +145,13 @@ def walk_files(rootfd: int, layout: Layout, prefix: str = "") -> Iterator[tuple[
         for name, is_dir in _scan(rootfd, leaf):
             if name.startswith(start) and not is_dir:
                 yield leaf, name
+
+
+def place_of(layout: Layout, namespace: str, key: str) -> tuple[str, str]:
+    """Return the directory and the file name of a key."""
+    if layout == "plain":
+        return split_key(key)
+    return LEAVES[key_hash(namespace, key)[0]], key.replace("/", "~")
 
 
 def key_of(layout: Layout, directory: str, name: str) -> str | None:
