@@ -95,7 +95,9 @@ class Reached:
             if first and not lines:
                 return []
             if first and nearest:
-                return known[lines[nearest - 1]]
+                # The nearest may be one way out of a branch, marked with the branch's own line:
+                # who takes the other is among those that reach the line before.
+                return [test for at in lines[max(nearest - 2, 0) : nearest] for test in known[at]]
             return [test for line in lines or known for test in known[line]]
         return [test for tests in known.values() for test in tests]
 
