@@ -71,7 +71,7 @@ class TestPosix(PosixHooks, BackendTests):
 
 @pytest.fixture(scope="module")
 def directories(disk_parent: Path) -> Iterator[dict[Variant, Path]]:
-    """Give a directory a variant, on a disk where there is one.
+    """Yield a directory for each variant, on a disk where there is one.
 
     Durable blocks are synced without a name on a disk with a journal alone.
     """

@@ -43,10 +43,7 @@ def store(root: Path) -> Iterator[kvio.Store]:
 
 def rot(root: Path, key: str = KEY) -> None:
     """Flip a bit of a block's payload, of which its length and its trailer show nothing."""
-    path = faultlab.file_of(root, key)
-    content = bytearray(path.read_bytes())
-    content[5] ^= 4
-    path.write_bytes(content)
+    faultlab.rot(root, key)
 
 
 def found(store: kvio.Store | kvio.StagingTier, key: str = KEY) -> None:

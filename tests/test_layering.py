@@ -88,7 +88,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Above the public API. Tuning and the doctor look at a medium before any store is open on it.
     "tuning": {*PUBLIC, "_native", "buffers", "opening", "policies", "store", "url"} | _MEDIA,
     "doctor": {*PUBLIC, "_native", "opening", "policies", "tuning", "url"} | _MEDIA,
-    "cli": {*PUBLIC, "doctor", "experiments", "placement", "policies", "tuning", "url"},
+    "cli": {
+        *(*PUBLIC, "doctor", "experiments", "placement", "policies", "quarantine", "tuning"),
+        "url",
+    },
     "experiments": {*PUBLIC, "placement"},
     "connectors": PUBLIC,
     "testing": {*PUBLIC, "abc", "calls", "store", "url"},

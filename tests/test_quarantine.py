@@ -7,7 +7,6 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,27 +40,13 @@ def store(root: Path) -> Iterator[kvio.Store]:
 
 
 def rotten(store: kvio.Store, root: Path, key: str = KEY) -> bytes:
-    """Put a rotten block into a store; its stored bytes."""
+    """Put a rotten block into a store; return its stored bytes."""
     store.write_block(key, DATA, if_exists="replace")
-    path = faultlab.file_of(root, key)
-    content = bytearray(path.read_bytes())
-    content[5] ^= 4
-    path.write_bytes(content)
-    return bytes(content)
-
-
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    """Set the umask for a while."""
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
+    return faultlab.rot(root, key)
 
 
 def mode_of(path: Path) -> int:
-    """Give the permissions of a file."""
+    """Return the permissions of a file."""
     return stat.S_IMODE(path.lstat().st_mode)
 
 
@@ -71,9 +56,9 @@ def test_it_is_the_file_itself(store: kvio.Store, root: Path, disk_path: Path, m
     stored = rotten(store, root)
     number = faultlab.file_of(root, KEY).stat().st_ino
     directory = disk_path / "new" / "quarantine"
-    with umask(mask & 0o077):  # of what leads there the caller must still be able to go through
+    with faultlab.umask(mask & 0o077):  # the caller must be able to go through the parents
         directory.parent.mkdir()
-    with umask(mask):
+    with faultlab.umask(mask):
         removal = store.remove_corrupt(KEY, quarantine=directory)
 
     path = directory / "a~block"
@@ -87,7 +72,7 @@ def test_it_is_the_file_itself(store: kvio.Store, root: Path, disk_path: Path, m
 def test_another_file_system_gets_a_copy(store: kvio.Store, root: Path, shm_path: Path) -> None:
     """Where the file cannot go itself its bytes do, 0600 whatever the umask."""
     stored = rotten(store, root)
-    with umask(0o777):
+    with faultlab.umask(0o777):
         removal = store.remove_corrupt(KEY, quarantine=shm_path)
 
     path = Path(str(removal.path))

@@ -203,7 +203,7 @@ def _name_of(magic: int, ground: Ground) -> str:
 
 
 def is_journaled(dirfd: int) -> bool:
-    """Tell whether names and inodes reach the disk together; False also where it is unknown."""
+    """Return whether names and inodes reach the disk together; False also where it is unknown."""
     name = _NAMES.get(_native.fs_magic(dirfd), "")
     holder = _ground(dirfd).holder if name == "overlay" else _own_holder(dirfd, name)
     return _is_journaled(holder, has_journal(tree_at("/"), holder))
@@ -253,7 +253,7 @@ def _described(name: str, journal: bool | None) -> str:  # noqa: FBT001  # priva
 
 
 def _notes_on_durable(name: str, ground: Ground, journal: bool | None) -> list[str]:  # noqa: FBT001
-    """Say what a promise of ``durable`` rests on, where it is not what kvio's tests showed."""
+    """Return what a promise of ``durable`` rests on, where it is not what kvio's tests showed."""
     notes = []
     if name in _DOCUMENTED:
         notes.append(

@@ -164,6 +164,15 @@ class CountingPool(BouncePool):
         super().give(buffer)
 
 
+def rot(root: Path, key: str) -> bytes:
+    """Flip a bit of a block's payload, beneath a sound trailer; return what is stored then."""
+    path = file_of(root, key)
+    content = bytearray(path.read_bytes())
+    content[5] ^= 4
+    path.write_bytes(content)
+    return bytes(content)
+
+
 @contextmanager
 def umask(mask: int) -> Iterator[None]:
     """Set the process's umask for a while."""

@@ -41,14 +41,6 @@ store.close()
 """
 
 
-@pytest.fixture
-def root(real_disk: Path) -> Path:
-    """A root directory on a disk."""
-    path = real_disk / "root"
-    path.mkdir(mode=0o700)
-    return path
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("timeout", [None, 200.0])
 @pytest.mark.parametrize("threads", [1, 3])

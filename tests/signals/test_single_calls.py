@@ -10,14 +10,6 @@ import kvio
 from tests.signals.programs import Traced
 
 
-@pytest.fixture
-def root(real_disk: Path) -> Path:
-    """A root directory on a disk."""
-    path = real_disk / "root"
-    path.mkdir(mode=0o700)
-    return path
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["posix-tmpfile", "posix-direct"])
 def test_an_interrupted_write_of_a_large_block_leaves_nothing(

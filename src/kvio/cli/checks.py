@@ -22,6 +22,7 @@ from kvio.cli.output import (
     parse_duration,
     print_line,
 )
+from kvio.quarantine import open_directory
 
 
 def verify(
@@ -118,10 +119,7 @@ def _prepare_removal(store: kvio.Store, quarantine: str | None) -> None:
         inside, outer = os.path.realpath(quarantine), os.path.realpath(str(root))
         if os.path.commonpath((inside, outer)) == outer:
             raise typer.BadParameter(f"--quarantine {quarantine}: it lies in the store itself")
-    made = not os.path.isdir(quarantine)
-    os.makedirs(quarantine, mode=0o700, exist_ok=True)
-    if made:
-        os.chmod(quarantine, 0o700)
+    os.close(open_directory(quarantine))
     if not os.access(quarantine, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), quarantine)
 

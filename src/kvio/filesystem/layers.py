@@ -196,7 +196,7 @@ def ground_of(tree: Tree, path: str) -> Ground:
 
 
 def has_journal(tree: Tree, holder: Holder | None) -> bool | None:
-    """Tell whether an ext2, ext3 or ext4 has a journal; None: the kernel does not say."""
+    """Return whether an ext2, ext3 or ext4 has a journal; None: the kernel does not say."""
     if holder is None or holder.device is None:
         return None
     task = tree.text(f"{_EXT4}/{holder.device}/journal_task")

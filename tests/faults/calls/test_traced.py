@@ -64,7 +64,8 @@ BESIDE: Final[dict[str, dict[str, int]]] = {"vanished": {"dup3": 1, "close": 1}}
 ANY: Final = 1 << 30
 #: os.scandir of directories that the C core opened.
 _LISTING: Final = {"fcntl": ANY, "newfstatat": ANY, "getdents64": ANY, "lseek": ANY, "close": ANY}
-#: The map beside a shared file: made, mapped and looked at by Python; boot id and mounts read.
+#: The map beside a shared file: made, mapped and read by Python, as are the boot id, the mounts
+#: and, where a mount was added or removed, what lies below the file system.
 _MAP: Final = {
     "openat": ANY,
     "newfstatat": ANY,
@@ -81,6 +82,7 @@ _MAP: Final = {
     "pwrite64": 2,
     "pread64": ANY,
     "preadv2": ANY,
+    "readlink": ANY,
 }
 
 _TRIES: Final = 8
