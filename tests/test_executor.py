@@ -159,6 +159,27 @@ def test_run_all_on_every_io_thread_at_once_ends(threads: int) -> None:
     assert executor.close(timeout=LONG_S)
 
 
+@pytest.fixture
+def no_more_threads() -> Iterator[Callable[[], None]]:
+    """What makes the system refuse every further thread until the test is over."""
+    yield lambda: (threading.stack_size(1 << 40), None)[1]
+    threading.stack_size(0)
+
+
+def test_an_executor_goes_on_with_the_threads_that_it_has(
+    no_more_threads: Callable[[], None],
+) -> None:
+    """Where the system gives no more of them, as at the end of a program since Python 3.12."""
+    executor = Executor(threads=4, max_queued_bytes=100)
+    assert executor.submit(lambda: "first", nbytes=1, read=True).future.result(LONG_S) == "first"
+    no_more_threads()
+    jobs = [executor.submit(partial(int, n), nbytes=1, read=False) for n in range(40)]
+
+    assert [job.future.result(LONG_S) for job in jobs] == list(range(40))
+    assert executor.run_all([partial(int, n) for n in range(9)]) == list(range(9))
+    assert executor.close(timeout=LONG_S)
+
+
 def test_a_stuck_thread_is_quarantined_and_replaced(gate: threading.Event) -> None:
     """An abandoned call keeps its thread, not its place in the pool or its bytes."""
     executor = Executor(threads=1, max_queued_bytes=100)

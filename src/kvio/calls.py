@@ -190,12 +190,13 @@ def _placer(settings: Settings) -> Callable[[int], None] | None:
 class Calls:
     """Counts the calls of a store that are under way, and runs those with a deadline."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, name: str) -> None:
         self.threads = settings.io_threads
         self.executor = Executor(
             threads=settings.io_threads,
             max_queued_bytes=settings.max_queued_bytes,
             on_start=_placer(settings),
+            name=name,
         )
         self._timeout = settings.timeout
         self.closed = self._closing = False

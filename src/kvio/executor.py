@@ -17,8 +17,8 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, Final
 
-from kvio import threads
-from kvio.errors import StorageTimeoutError, StoreClosedError, TransientStorageError
+from kvio import exits, threads
+from kvio.errors import BlockError, StorageTimeoutError, StoreClosedError, TransientStorageError
 
 #: Every so many jobs a waiting write goes first, so that reads cannot starve writes for ever.
 _WRITE_EVERY: Final = 8
@@ -29,10 +29,13 @@ MOST_STUCK: Final = 64
 class Job:
     """One piece of work on the queue."""
 
-    __slots__ = ("future", "helpers", "nbytes", "read", "run", "thread")
+    __slots__ = ("future", "helpers", "nbytes", "read", "run", "submitted", "thread")
 
-    def __init__(self, run: Callable[[], Any], *, nbytes: int, read: bool) -> None:
+    def __init__(
+        self, run: Callable[[], Any], *, nbytes: int, read: bool, submitted: bool = False
+    ) -> None:
         self.run = run
+        self.submitted = submitted
         self.nbytes = nbytes
         self.read = read
         self.future: Future[Any] = Future()
@@ -48,6 +51,7 @@ class Executor:
         max_queued_bytes: `submit` blocks while queued and running jobs hold more than this; one
             job larger than that is admitted alone.
         on_start: what each thread calls first, with its number.
+        name: whose threads these are, for messages.
     """
 
     def __init__(
@@ -56,7 +60,9 @@ class Executor:
         threads: int,
         max_queued_bytes: int,
         on_start: Callable[[int], None] | None = None,
+        name: str = "an executor",
     ) -> None:
+        self._name = name
         self._wanted = threads
         self._on_start = on_start
         self._started = 0
@@ -74,7 +80,9 @@ class Executor:
         self._idle = 0
         self._turn = 0
         self._closed = False
+        self._awaited: list[Job] = []
         self.queued_bytes = 0
+        exits.watch(self)
 
     @property
     def quarantined(self) -> int:
@@ -91,7 +99,7 @@ class Executor:
             StoreClosedError: the executor is closed.
             TransientStorageError: there is no thread, and none can be started.
         """
-        job = Job(run, nbytes=nbytes, read=read)
+        job = Job(run, nbytes=nbytes, read=read, submitted=True)
         queue = self._reads if read else self._writes
         with self._lock:
             self._wait_for_room(nbytes, deadline)
@@ -185,6 +193,26 @@ class Executor:
 
         with self._lock:
             return self._room.wait_for(done, timeout)
+
+    def finish(self, deadline: float) -> None:
+        """Wait, at the end of the program, until everything submitted has ended."""
+        with self._lock:
+            running = [job for t, job in self._running.items() if t not in self._quarantined]
+            jobs = (*self._reads, *self._writes, *running)
+            self._awaited = [job for job in jobs if job.submitted and not job.read]
+        self.drain(timeout=_left(deadline))
+
+    def unfinished(self) -> str | None:
+        """Describe the writes and deletions that `finish` waited for and that are not done."""
+        lost = [job.future for job in self._awaited if _is_lost(job.future)]
+        error = next((future.exception() for future in lost if future.done()), None)
+        why = "" if error is None else f" (one failed: {error})"
+        return f"{len(lost)} operations of {self._name}{why}" if lost else None
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether a thread was started and has not ended."""
+        return bool(self._threads or self._quarantined)
 
     def close(self, *, timeout: float | None = None) -> bool:
         """Finish what is queued, then end the threads.
@@ -356,6 +384,13 @@ def _wait_for_all(helpers: Sequence[Job], stop: Callable[[], None]) -> None:
             break
     if interrupted is not None:
         raise interrupted
+
+
+def _is_lost(future: Future[Any]) -> bool:
+    """Tell whether what a future stands for is not done; what a block forbids was answered."""
+    if not future.done():
+        return True
+    return not future.cancelled() and not isinstance(future.exception(), BlockError | None)
 
 
 def _run(job: Job) -> None:

@@ -61,12 +61,12 @@ class Store:
 
     def _start(self) -> None:
         self._counters = Counters()
-        self._calls = Calls(self._settings)
+        self._calls = Calls(self._settings, self._url.place)
         self._backend.use_threads(self._calls.executor.run_all)
 
     def __repr__(self) -> str:
         state = "closed" if self._calls.closed else "open"
-        return f"<kvio.Store {self._url.scheme}://{self._url.host}{self._url.path} {state}>"
+        return f"<kvio.Store {self._url.place} {state}>"
 
     def write_block(
         self, key: str, data: Data, *, if_exists: IfExists = "keep", timeout: float | None = None

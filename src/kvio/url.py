@@ -76,6 +76,11 @@ class StoreURL:
     path: str = ""
     options: Mapping[str, OptionValue] = field(default_factory=dict)
 
+    @property
+    def place(self) -> str:
+        """The URL without its options, for messages."""
+        return f"{self.scheme}://{self.host}{self.path or self.options.get('root', '')}"
+
     def without_secrets(self) -> StoreURL:
         """Give the same URL without credentials."""
         kept = {k: v for k, v in self.options.items() if not isinstance(v, Secret)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 from collections import deque
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
-from kvio import threads
+from kvio import exits, threads
 from kvio.s3.conditions import Condition, Refused
 from kvio.types import Cancellation
 
@@ -128,4 +127,4 @@ def _wait_for_those_left() -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-atexit.register(_wait_for_those_left)
+exits.last(_wait_for_those_left)

@@ -51,7 +51,7 @@ class SharedFile:
         self.path, self.rank = opened.names.path, opened.rank
         self._names, self._map, self._fd = opened.names, opened.map, opened.fd
         self._seals, self._reason, self._verify = opened.seals, opened.reason, opened.verify
-        self._submitter = Submitter(opened.io_threads, opened.on_start)
+        self._submitter = Submitter(opened.io_threads, opened.on_start, self.path)
         self._reader: Reader | None = None
         self._writer: Writer | None = None
         self._closed = ""

@@ -18,8 +18,9 @@ _QUEUED_BYTES: Final = 256 * MiB
 class Submitter:
     """Threads that write through one handle, started when first needed."""
 
-    def __init__(self, threads: int, on_start: Callable[[int], None] | None) -> None:
+    def __init__(self, threads: int, on_start: Callable[[int], None] | None, path: str) -> None:
         self._threads = threads
+        self._path = path
         self._on_start = on_start
         self._lock = threading.Lock()
         self._executor: Executor | None = None
@@ -32,6 +33,7 @@ class Submitter:
                     threads=self._threads,
                     max_queued_bytes=_QUEUED_BYTES,
                     on_start=self._on_start,
+                    name=f"shared file {self._path!r}",
                 )
         nbytes = total_bytes(as_parts(data))
         job = self._executor.submit(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)

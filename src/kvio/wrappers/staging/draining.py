@@ -14,6 +14,7 @@ from kvio.errors import (
     KvioError,
     StorageError,
     StorageTimeoutError,
+    TierNotDrainedError,
     TransientStorageError,
 )
 from kvio.store import Store
@@ -147,6 +148,17 @@ class Drains:
                 ledger.unreported = []
                 why = "the time was up" if progress.unsettled else "failed"
                 raise failures.not_drained(keys, why)
+
+    def finish(self, deadline: float) -> None:
+        """Store, at the end of the program, everything that was accepted."""
+        with suppress(TierNotDrainedError):  # `unfinished` tells
+            self.drain_all(deadline)
+
+    def unfinished(self) -> str | None:
+        """Describe the staged blocks that the store does not have."""
+        with self.ledger.lock:
+            keys = {entry.key for entry in self.ledger.lanes.entries()}
+        return f"{len(keys)} staged writes of {self._store.url.place}" if keys else None
 
     def end(self, deadline: float | None) -> bool:
         """End the threads; False if one is still busy at *deadline*."""

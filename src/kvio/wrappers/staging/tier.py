@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Literal, Never, Self, overload
 
-from kvio import forks
+from kvio import exits, forks
 from kvio.buffers import Data
 from kvio.errors import ConfigError, UnsupportedError
 from kvio.store import Store
@@ -62,6 +62,7 @@ class StagingTier:
             nice=options.drain_nice,
             on_start=options.on_start,
         )
+        exits.watch(self._drains)
         self._gate.ask = self._drains.ask
         self._reads = StagedReads(self._ledger, memory, store)
         self._writes = StagedWrites(

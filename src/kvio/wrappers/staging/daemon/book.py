@@ -88,6 +88,15 @@ class Book:
         with self.gate.lock:
             self._refusing = False
 
+    def finish(self, deadline: float) -> None:
+        """Wait for nothing at the end of the program: what was accepted is the daemon's."""
+
+    def unfinished(self) -> str | None:
+        """Describe the writes that a daemon which is gone may have taken with it."""
+        with self.gate.lock:
+            count = 0 if self.lost is None else len(self._unreported)
+        return f"{count} writes of the drain daemon at {self._path}" if count else None
+
     def accept(self, key: str, nbytes: int, *, checksum: int | None, sequence: int) -> OpenReceipt:
         """Note a write that the daemon took; how it ended may be known already."""
         receipt = OpenReceipt(self.gate, key, nbytes=nbytes, checksum=checksum, sequence=sequence)

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Final, cast
 
-from kvio import forks, threads
+from kvio import exits, forks, threads
 from kvio.errors import (
     KvioError,
     StorageError,
@@ -94,6 +94,7 @@ class DaemonTier(StagingTier):
         self._memory = memory
         self._gate = Gate(welcome.level)
         self._book = Book(self._gate, self._lines.path)
+        exits.watch(self._book)
         self._drains = DaemonDrains(self._lines)
         self._gate.ask = self._drains.ask
         reads = DaemonReads(self._lines, self._book, memory, store)
@@ -103,7 +104,9 @@ class DaemonTier(StagingTier):
         self._close_lock = threading.Lock()
         self._closed = False
         self._durable_sequence = 0
-        self._listening = threading.Thread(target=self._listen, name="kvio-events", daemon=True)
+        self._listening = threading.Thread(
+            target=_listen, args=(self._lines, self._book), name="kvio-events", daemon=True
+        )
         self._book.hearing = self._listening
         try:
             threads.start(self._listening)
@@ -112,18 +115,6 @@ class DaemonTier(StagingTier):
             self._lines.events.close()
             raise
         forks.watch(self)
-
-    def _listen(self) -> None:
-        """Hear how writes end, until the daemon or this tier does."""
-        with self._lines.events as events:
-            try:
-                while (event := receive(events)) is not None:
-                    if not isinstance(event, say.Stored | say.Failed | say.Driven):
-                        raise ProtocolError(f"{type(event).__name__} is no event")
-                    self._book.hear(event)
-            except OSError:
-                pass  # said below
-            self._book.lose()
 
     # Promises
 
@@ -261,6 +252,19 @@ class DaemonTier(StagingTier):
     def _after_fork(self) -> None:
         self._gate.forked = True
         self._lines.abandon()
+
+
+def _listen(lines: Lines, book: Book) -> None:
+    """Hear how writes end, until the daemon or the tier does, which may be dropped meanwhile."""
+    with lines.events as events:
+        try:
+            while (event := receive(events)) is not None:
+                if not isinstance(event, say.Stored | say.Failed | say.Driven):
+                    raise ProtocolError(f"{type(event).__name__} is no event")
+                book.hear(event)
+        except OSError:
+            pass  # said below
+        book.lose()
 
 
 def _pages(receipts: Collection[OpenReceipt]) -> list[tuple[int, ...]]:

@@ -1,0 +1,104 @@
+"""What a program has accepted but not done when it ends: it is done, or reported.
+
+As with `concurrent.futures`, a program that ends waits for what was submitted; but no longer than
+``KVIO_EXIT_TIMEOUT_S`` seconds (60), after which a warning says what was not done. Threads of the
+program itself are over by then, and so are its exit handlers, but those that it registered before
+it imported kvio. A child of `multiprocessing` has no exit handlers: it waits when its last thread
+has ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Final, Protocol
+
+_LOG: Final = logging.getLogger("kvio")
+_VARIABLE: Final = "KVIO_EXIT_TIMEOUT_S"
+_DEFAULT_S: Final = 60.0
+
+
+class Accepting(Protocol):
+    """Something that takes work and does it later."""
+
+    def finish(self, deadline: float) -> None:
+        """Wait until what was accepted is done, or until *deadline* (`time.monotonic`)."""
+
+    def unfinished(self) -> str | None:
+        """Describe what was accepted and is not done, or failed in `finish`; None: nothing."""
+
+
+#: Each with the process that it works in: a forked child has none of its parent's work.
+_LIVE: Final[weakref.WeakKeyDictionary[Accepting, int]] = weakref.WeakKeyDictionary()
+_last: Final[list[Callable[[], None]]] = []
+_finished_in = 0
+
+
+def watch(one: Accepting) -> None:
+    """Finish what *one* has accepted before this process ends."""
+    _LIVE[one] = os.getpid()
+
+
+def last(call: Callable[[], None]) -> None:
+    """Call this at the end of the program, after everything was waited for."""
+    _last.append(call)
+
+
+def _at_exit() -> None:
+    try:
+        _finish()
+    finally:
+        for call in _last:
+            call()
+
+
+def _finish() -> None:
+    global _finished_in
+    here = os.getpid()
+    if _finished_in == here:
+        return
+    _finished_in = here
+    alive = [one for one in (ref() for ref in _LIVE.keyrefs()) if one is not None]
+    ours = [one for one in alive if _LIVE.get(one) == here]
+    seconds = _timeout_s()
+    deadline = time.monotonic() + seconds
+    why = f"it waited up to {seconds:g} s for them ({_VARIABLE})"
+    try:
+        for one in reversed(ours):  # what was made last builds on what was made before
+            one.finish(deadline)
+    except BaseException:  # the handler of a signal raised it
+        why = "a signal ended the wait for them"
+        raise
+    finally:
+        for text in filter(None, [one.unfinished() for one in ours]):
+            _LOG.warning("kvio: %s were not done when the program ended; %s", text, why)
+
+
+def _timeout_s() -> float:
+    text = os.environ.get(_VARIABLE, "")
+    try:
+        seconds = float(text) if text else _DEFAULT_S
+    except ValueError:
+        seconds = math.nan
+    if seconds >= 0:
+        return min(seconds, threading.TIMEOUT_MAX)
+    _LOG.warning("kvio: %s must be a number of seconds, not %r", _VARIABLE, text)
+    return _DEFAULT_S
+
+
+def _finish_in_child() -> None:
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        _finish()
+
+
+atexit.register(_at_exit)
+#: Not public, but where `concurrent.futures` waits; `multiprocessing` runs it in its children.
+threading._register_atexit(_finish_in_child)  # type: ignore[attr-defined]  # noqa: SLF001

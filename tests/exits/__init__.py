@@ -1,0 +1,1 @@
+"""How a program ends, or drops what it opened, with work under way."""
