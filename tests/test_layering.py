@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("exits", "threads", "url"),
     },
     "sharedfile": {
-        *("_native", "buffers", "errors", "executor", "forks", "medium", "placement"),
+        *("_native", "buffers", "errors", "executor", "exits", "forks", "medium", "placement"),
         *("policies", "types"),
     },
     "registry": {"abc", "errors"},

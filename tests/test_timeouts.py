@@ -33,15 +33,15 @@ _FREEZE, _THAW = 0xC0045877, 0xC0045878  # FIFREEZE, FITHAW
 
 def test_a_listing_with_a_timeout_is_whole() -> None:
     """Its pages join up, whatever their number, and the consumer's time does not count."""
-    store = kvio.open_store("memory")
-    keys = {f"k/{number:04d}" for number in range(600)}
-    store.write_blocks([(key, b"") for key in keys])
+    with kvio.open_store("memory") as store:
+        keys = {f"k/{number:04d}" for number in range(600)}
+        store.write_blocks([(key, b"") for key in keys])
 
-    listing = store.list_keys("k/", timeout=LONG_S)
+        listing = store.list_keys("k/", timeout=LONG_S)
 
-    assert next(listing) in keys
-    assert len(set(listing)) == 599
-    assert list(store.list_keys("none", timeout=LONG_S)) == []
+        assert next(listing) in keys
+        assert len(set(listing)) == 599
+        assert list(store.list_keys("none", timeout=LONG_S)) == []
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a program has accepted but not done when it ends: it is done, or reported.
+"""What a program has accepted but not done when it ends, or drops it: it is done, or reported.
 
 As with `concurrent.futures`, a program that ends waits for what was submitted; but no longer than
 ``KVIO_EXIT_TIMEOUT_S`` seconds (60), after which a warning says what was not done. Threads of the
@@ -16,9 +16,13 @@ import os
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Protocol
+
+from kvio.errors import KvioError
 
 _LOG: Final = logging.getLogger("kvio")
 _VARIABLE: Final = "KVIO_EXIT_TIMEOUT_S"
@@ -49,6 +53,38 @@ def watch(one: Accepting) -> None:
 def last(call: Callable[[], None]) -> None:
     """Call this at the end of the program, after everything was waited for."""
     _last.append(call)
+
+
+def dropped(
+    one: object, text: str, close: Callable[[], None], *, at_once: bool = False, warns: bool = True
+) -> None:
+    """Warn, in a finaliser, that something was not closed, and close it.
+
+    On another thread, unless *at_once*: a finaliser runs wherever memory is allocated, and this
+    thread may hold a lock that closing needs.
+    """
+    try:
+        if warns:
+            text = f"{text} was dropped, not closed"
+            warnings.warn(text, ResourceWarning, stacklevel=3, source=one)
+    finally:
+        if sys.is_finalizing():
+            pass  # no thread begins any more, and the system takes everything back
+        elif at_once:
+            close()
+        else:
+            thread = threading.Thread(
+                target=_close, args=(close,), name="kvio-dropped", daemon=True
+            )
+            with suppress(RuntimeError):  # the program ends, which waits for what was accepted
+                thread.start()
+
+
+def _close(close: Callable[[], None]) -> None:
+    try:
+        close()
+    except KvioError as exc:
+        _LOG.warning("kvio: %s", exc)
 
 
 def _at_exit() -> None:

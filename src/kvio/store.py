@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self
 
-from kvio import batches, buffers, forks, reads
+from kvio import batches, buffers, exits, forks, reads
 from kvio.abc import Backend
 from kvio.buffers import Data
 from kvio.calls import Calls, Pending, Settings
@@ -54,6 +54,7 @@ class Store:
     def __init__(self, url: StoreURL, settings: Settings) -> None:
         self._url = url
         self._settings = settings
+        self._made_in = os.getpid()
         self._backend: Backend = load_backend(url.scheme).from_url(url)
         self._damaged = DamagedKeys()
         self._start()
@@ -67,6 +68,18 @@ class Store:
     def __repr__(self) -> str:
         state = "closed" if self._calls.closed else "open"
         return f"<kvio.Store {self._url.place} {state}>"
+
+    def __del__(self) -> None:
+        """Say that nobody closed it, and close it when what was submitted has ended."""
+        calls: Calls | None = getattr(self, "_calls", None)
+        if calls is not None and not calls.closed:
+            exits.dropped(
+                self,
+                f"store {self._url.place}",
+                self.close,
+                at_once=not calls.executor.has_threads,
+                warns=self._made_in == os.getpid(),
+            )
 
     def write_block(
         self, key: str, data: Data, *, if_exists: IfExists = "keep", timeout: float | None = None

@@ -206,7 +206,7 @@ for n in range(300):
 
 @pytest.mark.slow
 def test_a_forked_child_leaves_its_parents_work_alone(root: Path) -> None:
-    """It neither waits for it nor reports it."""
+    """It neither waits for it nor reports it, nor warns of what its parent opened."""
     ended = run(
         """
 kept, tier = submit(), kvio.stage(opened(), "64MiB")
@@ -219,7 +219,10 @@ os.wait()
 """,
         root,
         "durable",
+        PYTHONWARNINGS="error::ResourceWarning",
     )
 
     assert "kvio:" not in ended.stderr
+    assert ended.stderr.count("was dropped, not closed") == ended.stderr.count("Exception ignored")
+    assert ended.stderr.count("staging tier") == 1
     assert intact(root) == BLOCKS + 1

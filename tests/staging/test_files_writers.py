@@ -35,9 +35,10 @@ WRITERS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.fixture
-def store() -> WrappedStore[Medium]:
+def store() -> Iterator[WrappedStore[Medium]]:
     """Blocks in memory."""
-    return open_medium()
+    with open_medium() as store:
+        yield store
 
 
 @pytest.fixture(params=[LARGE, SMALL], ids=["staged", "spilled"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,9 +18,10 @@ PAGE = 4096
 
 
 @pytest.fixture
-def store() -> WrappedStore[Medium]:
+def store() -> Iterator[WrappedStore[Medium]]:
     """A store whose writes can be held."""
-    return open_medium()
+    with open_medium() as store:
+        yield store
 
 
 class Writer(threading.Thread):

@@ -21,9 +21,10 @@ PAGE = 4096
 
 
 @pytest.fixture
-def store() -> WrappedStore[Medium]:
+def store() -> Iterator[WrappedStore[Medium]]:
     """A store that claims to make blocks durable."""
-    return open_medium(level="durable")
+    with open_medium(level="durable") as store:
+        yield store
 
 
 @pytest.fixture

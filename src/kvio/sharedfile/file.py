@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from kvio import forks
+from kvio import exits, forks
 from kvio.buffers import Data
 from kvio.errors import ConfigError, StoreClosedError, UnsupportedError
 from kvio.sharedfile import opening, ranks, sealing, steps
@@ -59,6 +59,7 @@ class SharedFile:
         try:
             self._begin(opened)
         except BaseException:
+            self._closed = "was not opened"
             self._leave_map()
             self._names.close()
             raise
@@ -172,6 +173,11 @@ class SharedFile:
             CorruptBlockError: what is there was damaged or made by another version.
         """
         return cls(opening.recover(path, io_threads, placement))
+
+    def __del__(self) -> None:
+        """Say that nobody closed it, and close it when its queued writes have ended."""
+        if not getattr(self, "_closed", "not made"):
+            exits.dropped(self, f"a handle of shared file {self.path!r}", self.close)
 
     @property
     def size(self) -> int:

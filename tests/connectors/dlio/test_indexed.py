@@ -31,6 +31,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (store / "a").write_bytes(CONTENT)
     _write_index(store, offsets=[0, 50, 90], sizes=[20, 30, 10])
     yield store
+    blocks.data_store().close()
     blocks._open.cache_clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import threading
@@ -54,7 +55,9 @@ def _store(url: str, options: tuple[tuple[str, Any], ...]) -> kvio.Store:
 @functools.cache
 def _open(url: str, options: tuple[tuple[str, Any], ...]) -> kvio.Store:
     given: Mapping[str, Any] = dict(options)
-    return kvio.open_store(url, layout="plain", options=given)
+    store = kvio.open_store(url, layout="plain", options=given)
+    atexit.register(store.close)
+    return store
 
 
 def _after_fork() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Never, Self, overload
 
 from kvio import exits, forks
 from kvio.buffers import Data
-from kvio.errors import ConfigError, UnsupportedError
+from kvio.errors import ConfigError, TierNotDrainedError, UnsupportedError
 from kvio.store import Store
 from kvio.types import BlockResult, BlockStat, IfExists, Level, check_if_exists, check_key
 from kvio.wrappers.staging import failures, promises
@@ -77,6 +77,18 @@ class StagingTier:
         state = "closed" if self._closed else "open"
         capacity = self._memory.capacity_bytes
         return f"<kvio.StagingTier {self._memory.kind} {capacity} bytes, {self._store!r} {state}>"
+
+    def __del__(self) -> None:
+        """Say that nobody closed it, and close it when what was staged is stored."""
+        if not getattr(self, "_closed", True) and not self._gate.forked:
+            exits.dropped(self, f"staging tier of {self._store.url.place}", self._close_dropped)
+
+    def _close_dropped(self) -> None:
+        try:
+            self.close()
+        except TierNotDrainedError:
+            self._end(None)  # nobody can decide about what failed
+            raise
 
     # Writing
 
