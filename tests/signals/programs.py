@@ -39,10 +39,14 @@ signal.signal(signal.SIGUSR1, stop)
 def send_when(ready):
     """Have another process send the signal to this one, once ready() is true."""
 
+    other = subprocess.Popen(
+        ["sh", "-c", f"read _ && kill -USR1 {os.getpid()}"], stdin=subprocess.PIPE
+    )
+
     def watch():
         while not ready():
             pass
-        subprocess.run(["sh", "-c", f"kill -USR1 {os.getpid()}"], check=True)
+        other.communicate(b"\\n")
 
     threading.Thread(target=watch, daemon=True).start()
 

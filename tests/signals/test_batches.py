@@ -10,8 +10,8 @@ import kvio
 from tests.signals import programs
 from tests.signals.programs import Traced
 
-#: Far more blocks than any disk stores in the tenth of a second in which a handler runs.
-MANY = 30_000
+#: More than twice the blocks that a disk stores in the tenth of a second in which a handler runs.
+MANY = 60_000
 
 INTERRUPTED = """
 BLOCK = bytes(range(256)) * 16
@@ -55,7 +55,7 @@ def test_what_the_exception_says_is_what_is_stored(
     )
 
     assert facts["keys"] == [f"k{n}" for n in range(MANY)]
-    assert 100 <= len(facts["stored"]) < MANY
+    assert 100 <= len(facts["stored"]) < MANY // 2
     assert facts["names"] == facts["stored"]
     assert facts["notes"][0].startswith(f"{len(facts['stored'])} of {MANY} blocks were stored")
     assert set(facts["receipts"]) == {durability}
@@ -123,11 +123,11 @@ def test_the_memory_of_an_interrupted_read_is_the_callers(
 ) -> None:
     """Buffers whose result is ``ok`` are filled; nothing changes any after the exception."""
     with kvio.open_store("posix-tmpfile", root=root, layout="plain") as store:
-        store.write_blocks([(f"k{n}", b"\1" * 4096) for n in range(1000)])
+        store.write_blocks([(f"k{n}", b"\1" * 4096) for n in range(3000)])
     facts = Traced(tmp_path / "log", "preadv2:delay_exit=3000").run(
         f"""
 store = kvio.open_store("posix-tmpfile", root=root, layout="plain", io_threads={threads})
-outs = [bytearray(4096) for _ in range(1000)]
+outs = [bytearray(4096) for _ in range(3000)]
 send_when(lambda: outs[20][-1])
 try:
     store.read_blocks_into([(f"k{{n}}", out) for n, out in enumerate(outs)])
@@ -145,8 +145,8 @@ except Stop as exc:
     )
 
     assert facts["ok"] == facts["read"]
-    assert 20 <= sum(facts["ok"]) < 1000
-    assert facts["notes"][0].startswith(f"{sum(facts['ok'])} of 1000 blocks were read")
+    assert 20 <= sum(facts["ok"]) < 3000
+    assert facts["notes"][0].startswith(f"{sum(facts['ok'])} of 3000 blocks were read")
     assert facts["same"]
 
 
@@ -154,13 +154,13 @@ except Stop as exc:
 def test_an_interrupted_deletion_says_what_is_gone(root: Path, tmp_path: Path) -> None:
     """The blocks whose result is ``ok`` are gone, the others stand."""
     with kvio.open_store("posix-tmpfile", root=root, layout="plain") as store:
-        store.write_blocks([(f"k{n}", b"data") for n in range(1000)])
+        store.write_blocks([(f"k{n}", b"data") for n in range(3000)])
     facts = Traced(tmp_path / "log", "unlinkat:delay_exit=3000").run(
         """
 store = kvio.open_store("posix-tmpfile", root=root, layout="plain", io_threads=3)
-send_when(lambda: len(names()) < 900)
+send_when(lambda: len(names()) < 2900)
 try:
-    store.delete_blocks([f"k{n}" for n in range(1000)])
+    store.delete_blocks([f"k{n}" for n in range(3000)])
 except Stop as exc:
     store.close()
     report(
@@ -173,4 +173,4 @@ except Stop as exc:
     )
 
     assert facts["stand"] == facts["names"]
-    assert 100 < len(facts["gone"]) < 1000
+    assert 100 < len(facts["gone"]) < 3000

@@ -78,11 +78,8 @@ int kvio_standing_kept(kvio_call *call, kvio_op *op)
 		r = kvio_load_trailer(call, &standing, &trailer);
 	if (!r && trailer.nbytes != op->nbytes && call->if_exists == KVIO_KEEP)
 		r = KVIO_CORRUPT;
-	if (!r && call->flags & KVIO_DURABLE && call->if_exists == KVIO_KEEP) {
-		r = promote(call, op, &standing, trailer);
-		if (r && r != -ECANCELED)
-			r = KVIO_CORRUPT;
-	}
+	if (!r && call->flags & KVIO_DURABLE && call->if_exists == KVIO_KEEP)
+		r = promote(call, op, &standing, trailer) ? KVIO_CORRUPT : 0;
 	kvio_close_block(call, &standing, 0);
 	if (r == KVIO_CORRUPT && call->if_exists == KVIO_KEEP) {
 		op->flags |= KVIO_OP_UNFIT;
