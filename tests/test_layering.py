@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "sharedfile": {
         *("_native", "buffers", "errors", "executor", "exits", "forks", "medium", "placement"),
-        *("policies", "types"),
+        *("policies", "threads", "types"),
     },
     "registry": {"abc", "errors"},
     "threads": {"errors"},
@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reads": {"abc", "buffers", "types", "errors"},
     "damage": {"abc", "buffers", "types", "errors"},
     "quarantine": {"_native", "abc", "errors", "format", "types"},
-    "batches": {"abc", "buffers", "calls", "damage", "types", "errors"},
+    "batches": {"abc", "buffers", "calls", "damage", "errors", "threads", "types"},
     "store": {
         *(
             "abc",

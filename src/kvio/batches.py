@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import wait
 from functools import partial
 from itertools import accumulate, repeat, zip_longest
 from typing import Final, TypeAlias
 
-from kvio import buffers
+from kvio import buffers, threads
 from kvio.abc import Backend
 from kvio.buffers import Data
 from kvio.calls import Calls, Pending
@@ -335,7 +334,7 @@ def _results_at_end(
     for one in started:
         one.expire(calls.executor)
     jobs = [one.job.future for one in started if one.job is not None]
-    wait([job for job in jobs if not job.done()], max(0.0, deadline - time.monotonic()))
+    threads.wait([job for job in jobs if not job.done()], max(0.0, deadline - time.monotonic()))
     results: list[BlockResult] = []
     for pending_one, group in zip_longest(pending, groups):
         results += _result_of(pending_one, group, read=read)

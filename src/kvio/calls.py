@@ -15,8 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -288,8 +286,7 @@ class Calls:
         """Wait for a pending call; it is given up at the deadline, or where that is interrupted."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            with suppress(FutureTimeoutError):  # the wait's, or the work's: the future knows
-                pending.future.result(left)
+            threads.wait([pending.future], left)
         finally:
             pending.expire(self.executor)
         return pending.future.result()
@@ -324,7 +321,7 @@ class Calls:
         try:
             ended = self.executor.close(timeout=timeout)
             with self._idle:
-                ended = self._idle.wait_for(lambda: not self._inside, timeout) and ended
+                ended = threads.wait_for(self._idle, lambda: not self._inside, timeout) and ended
         except BaseException:  # the handler of a signal raised it: close() may be called again
             self._closing = False
             raise

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
 
@@ -192,7 +192,7 @@ class Executor:
             return not (self._reads or self._writes or busy or self._told_by_others())
 
         with self._lock:
-            return self._room.wait_for(done, timeout)
+            return threads.wait_for(self._room, done, timeout)
 
     def finish(self, deadline: float) -> None:
         """Wait, at the end of the program, until everything submitted has ended."""
@@ -226,12 +226,14 @@ class Executor:
             self._closed = True
             self._work_ready.notify_all()
             self._room.notify_all()
-            self._room.wait_for(
-                lambda: not (self._threads - {me} or self._told_by_others()), _left(deadline)
+            threads.wait_for(
+                self._room,
+                lambda: not (self._threads - {me} or self._told_by_others()),
+                _left(deadline),
             )
             stuck = tuple(self._quarantined)
         for thread in stuck:  # without a timeout these are not waited for: they may never end
-            thread.join(_left(deadline) if deadline is not None else 0.0)
+            threads.join(thread, _left(deadline) if deadline is not None else 0.0)
         with self._lock:
             queued = (*self._reads, *self._writes)
             self._reads.clear()
@@ -240,7 +242,7 @@ class Executor:
             leaving, self._leaving = self._leaving, []
         _drop(deque(queued))
         for thread in leaving:
-            thread.join()
+            threads.join(thread)
         return ended
 
     def _told_by_others(self) -> bool:
@@ -284,7 +286,7 @@ class Executor:
             room = self.queued_bytes + nbytes <= self._max_bytes
             return self._closed or room or self.queued_bytes == 0
 
-        if not self._room.wait_for(fits, _left(deadline)):
+        if not threads.wait_for(self._room, fits, _left(deadline)):
             raise StorageTimeoutError("the I/O queue stayed full until the deadline")
         if self._closed:
             raise StoreClosedError("the store is closed")
@@ -377,7 +379,7 @@ def _wait_for_all(helpers: Sequence[Job], stop: Callable[[], None]) -> None:
         try:
             if interrupted is not None:
                 stop()
-            wait([helper.future for helper in helpers if not helper.future.cancel()])
+            threads.wait([helper.future for helper in helpers if not helper.future.cancel()])
         except BaseException as exc:  # noqa: BLE001  # raised below
             interrupted = interrupted or exc
         else:

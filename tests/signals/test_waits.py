@@ -23,8 +23,8 @@ from tests.signals.programs import Traced
 LONG_S = 60.0
 
 
-class StopError(Exception):
-    """What the handler raises."""
+class StopError(TimeoutError):
+    """What the handler raises: a class that no wait may take for its own timeout."""
 
 
 def _stop(*_: object) -> NoReturn:
@@ -82,7 +82,7 @@ def test_a_wait_for_other_threads_cancels_what_they_do() -> None:
 
     def waits() -> bool:
         frames = traceback.extract_stack(sys._current_frames()[main])
-        return any(frame.name == "_wait_for_all" for frame in frames[-4:])
+        return any(frame.name == "_wait_for_all" for frame in frames)
 
     with interrupted(waits):
         executor.run_all([task, task], cancel=cancelled.set)
@@ -105,6 +105,47 @@ def test_a_store_whose_close_was_interrupted_can_be_closed_again(store: kvio.Sto
 
     assert all(future.result(0) for future in futures)
     assert backend.busy_at_close == 0
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda store, _tier, _receipt: store.flush(),
+        lambda store, _tier, _receipt: store.write_block("stuck-too", b"data", timeout=LONG_S),
+        lambda _store, tier, _receipt: tier.barrier(),
+        lambda _store, tier, _receipt: tier.delete_block("stuck"),
+        lambda _store, _tier, receipt: receipt.wait(),
+    ],
+    ids=["flush", "timed", "barrier", "delete", "receipt"],
+)
+def test_a_signal_that_another_thread_got_ends_a_wait(
+    store: kvio.Store, wait: Callable[[kvio.Store, kvio.StagingTier, kvio.StagedReceipt], object]
+) -> None:
+    """The main thread notices by itself: nothing wakes it."""
+    future = store.submit_write("stuck-first", b"data")
+    main, frames = threading.get_ident(), sys._current_frames
+
+    def get_signal() -> None:
+        while all(f.name != "_in_slices" for f in traceback.extract_stack(frames()[main])):
+            pass
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    with kvio.stage(store, "1MiB") as tier:
+        receipt = tier.write_block("stuck", b"data")
+        for _ in range(2):
+            assert backend_of(store).entered.acquire(timeout=LONG_S)
+        before = signal.signal(signal.SIGUSR1, _stop)
+        other = threading.Thread(target=get_signal)
+        other.start()
+        try:
+            with pytest.raises(StopError):
+                wait(store, tier, receipt)
+        finally:
+            other.join(LONG_S)
+            signal.signal(signal.SIGUSR1, before)
+        assert not future.done()
+        backend_of(store).gate.set()
+    assert future.result(LONG_S).key == "stuck-first"
 
 
 def test_a_tier_whose_close_was_interrupted_stays_open(store: kvio.Store) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from kvio import _native
+from kvio import _native, threads
 from kvio._native import files
 from kvio.buffers import Data, as_parts, scatter, total_bytes
 from kvio.errors import (
@@ -164,5 +164,5 @@ class Reader:
         """Wait for reads under way and close the descriptor."""
         with self._idle:
             self._closed = True
-            self._idle.wait_for(lambda: not self._busy)
+            threads.wait_for(self._idle, lambda: not self._busy, None)
         os.close(self._fd)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvio import _native
+from kvio import _native, threads
 from kvio._native import Memory, files
 from kvio.buffers import BouncePool, Data, as_parts, total_bytes
 from kvio.errors import (
@@ -121,7 +121,7 @@ class Writer:
         """Refuse further calls and wait for those under way."""
         with self._lock:
             self._closed = True
-            self._idle.wait_for(lambda: not self._busy)
+            threads.wait_for(self._idle, lambda: not self._busy, None)
 
     def finish(self) -> None:
         """Stop, sync, and let other handles write for the ranks.

@@ -167,7 +167,7 @@ class Drains:
             self.ledger.work.notify_all()
         others = [t for t in self._threads if t is not threading.current_thread()]
         for thread in others:
-            thread.join(left(deadline))
+            threads.join(thread, left(deadline))
         return not any(thread.is_alive() for thread in others)
 
     def _work(self, number: int) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from kvio import threads
 from kvio.errors import (
     BlockExistsError,
     BlockNotFoundError,
@@ -331,8 +332,10 @@ class Ledger:
             lane.claims += 1
             self.claiming += 1
             self.work.notify_all()
-            free = self._freed.wait_for(
-                lambda: not (lane.busy or (after_races and lane.races)), left(deadline)
+            free = threads.wait_for(
+                self._freed,
+                lambda: not (lane.busy or (after_races and lane.races)),
+                left(deadline),
             )
             lane.claims -= 1
             self.claiming -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from kvio import threads
 from kvio.wrappers.staging.extents import Span
 from kvio.wrappers.staging.receipts import Ending, Resolving
 from kvio.wrappers.staging.room import Room
@@ -57,4 +58,4 @@ class Outbox:
 
     def wait_released(self) -> None:
         """Wait, with the lock, until no page is on its way out of use."""
-        self._released.wait_for(lambda: not (self._room.released or self._releasing))
+        threads.wait_for(self._released, lambda: not (self._room.released or self._releasing), None)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from kvio import threads
 from kvio.wrappers.staging.watermark import Watermark
 
 #: More than any sequence number: whoever waits for it waits for everything.
@@ -82,7 +83,7 @@ class Progress:
         """
         self._goals.append(goal)
         try:
-            return self._moved.wait_for(ready, timeout)
+            return threads.wait_for(self._moved, ready, timeout)
         finally:
             self._goals.remove(goal)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeAlias
 
+from kvio import threads
 from kvio.errors import ConfigError, StorageTimeoutError, UnsupportedError
 from kvio.types import IOMode, Level, Receipt
 
@@ -133,13 +133,10 @@ class StagedReceipt:
         if wanted is Level.ACCEPTED and self._receipt is None:
             return self._accepted()
         future = self.as_future()
-        try:
-            receipt = future.result(timeout)
-        except FutureTimeoutError:
-            if not future.done():
-                text = f"block {self.key!r} was not {wanted.value} in time"
-                raise StorageTimeoutError(text, key=self.key) from None
-            receipt = future.result()  # it came just then
+        if not future.done() and not threads.wait([future], timeout):
+            text = f"block {self.key!r} was not {wanted.value} before the deadline"
+            raise StorageTimeoutError(text, key=self.key)
+        receipt = future.result()
         if receipt.level < wanted:
             text = f"the store gave {receipt.level.value!r} for block {self.key!r}"
             raise UnsupportedError(f"{text}, not {wanted.value!r}")
@@ -254,7 +251,9 @@ class Resolving:
         """Wait until no other thread does; False if it was not in time."""
         me = threading.current_thread()
         with self._ended:
-            return self._ended.wait_for(lambda: all(t is me for t in self._threads), timeout)
+            return threads.wait_for(
+                self._ended, lambda: all(t is me for t in self._threads), timeout
+            )
 
 
 def _running() -> Future[Receipt]:

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from kvio import buffers
+from kvio import buffers, threads
 from kvio.buffers import Data
 from kvio.errors import (
     BlockExistsError,
@@ -157,7 +157,7 @@ class StagedWrites:
         ticket = room.queue(nbytes)
         self._ledger.work.notify_all()
         try:
-            ticket.turn.wait_for(lambda: ticket.answer is not None, left(deadline))
+            threads.wait_for(ticket.turn, lambda: ticket.answer is not None, left(deadline))
         except BaseException:  # an interrupt: nobody will use what comes
             room.give_up(ticket)
             raise

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from kvio import threads
 from kvio.errors import (
     BlockExistsError,
     BlockNotFoundError,
@@ -81,7 +82,7 @@ class Book:
         """Take no more writes and wait for those that have begun; False if one was late."""
         with self.gate.lock:
             self._refusing = True
-            return self._moved.wait_for(lambda: not self._writers, timeout)
+            return threads.wait_for(self._moved, lambda: not self._writers, timeout)
 
     def take_again(self) -> None:
         """Take writes again: the tier stays open."""
@@ -234,7 +235,7 @@ class Book:
     def wait(self, goal: int, timeout: float | None) -> bool:
         """Wait until no write up to a number is open; False if it was not in time."""
         with self.gate.lock:
-            return self._moved.wait_for(lambda: self._passed_locked(goal), timeout)
+            return threads.wait_for(self._moved, lambda: self._passed_locked(goal), timeout)
 
     def _passed_locked(self, goal: int) -> bool:
         heard = self._heard >= self._due or self.lost is not None

@@ -232,7 +232,7 @@ class DaemonTier(StagingTier):
         self._book.wait_told(left(deadline))  # what follows may ask the daemon for something
         self._lines.close()
         if self._listening is not threading.current_thread():
-            self._listening.join(left(deadline))
+            threads.join(self._listening, left(deadline))
         if self._mapping is not None:
             self._mapping.end()
         self._memory.close()
