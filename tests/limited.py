@@ -7,7 +7,8 @@ import sys
 import textwrap
 
 _PRELUDE = """
-import asyncio, contextlib, os, pickle, resource, sys, threading
+import asyncio, contextlib, os, pickle, resource, sys
+from concurrent.futures import ThreadPoolExecutor
 import kvio
 
 MiB = kvio.MiB

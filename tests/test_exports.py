@@ -42,6 +42,7 @@ ERRORS: dict[str, tuple[type, ...]] = {
     "StorageFullError": (kvio.StorageError,),
     "AccessDeniedError": (kvio.StorageError,),
     "TransientStorageError": (kvio.StorageError,),
+    "OutOfMemoryError": (kvio.TransientStorageError, MemoryError),
     "StorageTimeoutError": (kvio.StorageError,),
     "TierNotDrainedError": (kvio.StorageError,),
 }

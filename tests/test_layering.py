@@ -20,6 +20,7 @@ PUBLIC = {"kvio", "types", "errors"}
 _MEDIA = {"backends.posix", "medium"}
 _BACKEND = {
     *("abc", "errors", "types", "url", "format", "buffers", "medium", "policies", "_native", "s3"),
+    "system_memory",
 }
 
 #: What each module or package may import of kvio, besides itself. Nothing may import what is not
@@ -33,10 +34,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies": {"types", "errors"},
     "abc": {"types", "errors", "url"},
     "filesystem": set(),
+    "system_memory": {"filesystem"},
     "medium": {"_native", "filesystem"},
     "placement": {"_native", "errors", "filesystem", "types"},
     "_dlpack": {"_native", "errors"},
-    "buffers": {"_native", "_dlpack", "types", "errors"},
+    "buffers": {"_native", "_dlpack", "system_memory", "types", "errors"},
     "s3": {"abc", "buffers", "errors", "exits", "threads", "types", "url", "format", "_native"},
     "backends": _BACKEND,
     "wrappers": {

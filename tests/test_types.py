@@ -163,8 +163,9 @@ _ERRNOS = [
     *((number, kvio.AccessDeniedError) for number in (errno.EACCES, errno.EPERM, errno.EROFS)),
     *(
         (number, kvio.TransientStorageError)
-        for number in (errno.EAGAIN, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+        for number in (errno.EAGAIN, errno.EINTR, errno.EMFILE, errno.ENFILE)
     ),
+    (errno.ENOMEM, kvio.OutOfMemoryError),
     (errno.ETIMEDOUT, kvio.StorageTimeoutError),
     (errno.EIO, kvio.StorageError),
     (99999, kvio.StorageError),
@@ -191,6 +192,7 @@ def test_every_errno_has_its_error(number: int, kind: type[kvio.StorageError]) -
         kvio.InvalidKeyError("wrong", key=None),
         kvio.StorageFullError("full", errno=28, key="a", backend="hybrid"),
         kvio.StorageTimeoutError("late"),
+        kvio.OutOfMemoryError("none", key="a", backend="hybrid", nbytes=1 << 40),
         kvio.ConfigError("option"),
         kvio.StoreClosedError("closed"),
     ],

@@ -14,7 +14,13 @@ from kvio.abc import Backend
 from kvio.buffers import Data
 from kvio.calls import Calls, Pending
 from kvio.damage import DamagedKeys
-from kvio.errors import KvioError, StorageError, StorageTimeoutError
+from kvio.errors import (
+    KvioError,
+    OutOfMemoryError,
+    StorageError,
+    StorageTimeoutError,
+    out_of_memory,
+)
 from kvio.types import (
     BlockResult,
     Blocks,
@@ -30,6 +36,8 @@ from kvio.types import (
 
 _Work: TypeAlias = Callable[[Blocks, Cancellation], list[BlockResult]]
 _One: TypeAlias = Callable[[str, Parts, int], BlockResult]
+#: What became of each block, and the memory it was read into.
+_Private: TypeAlias = list[tuple[BlockResult, memoryview | None]]
 
 #: A group with a deadline ends in time or not, as a whole.
 _MAX_TIMED_GROUP: Final = 64
@@ -74,7 +82,10 @@ def write(
 def _write_group(
     backend: Backend, group: Blocks, if_exists: IfExists, cancel: Cancellation, one: _One
 ) -> list[BlockResult]:
-    results = backend.write_blocks(group, if_exists=if_exists, cancel=cancel)
+    try:
+        results = backend.write_blocks(group, if_exists=if_exists, cancel=cancel)
+    except OutOfMemoryError:  # before it began: perhaps not all of them need so much
+        results = None
     return _one_by_one(group, cancel, one) if results is None else results
 
 
@@ -132,7 +143,10 @@ def read(
     limited = calls.limit(timeout) is not None
 
     def work(group: Blocks, cancel: Cancellation) -> list[BlockResult]:
-        results = backend.read_blocks_into(group, cancel=cancel)
+        try:
+            results = backend.read_blocks_into(group, cancel=cancel)
+        except OutOfMemoryError:  # before it began: perhaps not all of them need so much
+            results = None
         if results is not None:
             return results
         one = partial(_read_one, backend, cancel if limited else None)
@@ -308,9 +322,21 @@ def _run_group(
         return _cancelled(group.keys)
     try:
         return work(group, own)
+    except MemoryError as exc:
+        return _out_of_memory(group, own, exc)
     except BaseException:
         whole.request()
         raise
+
+
+def _out_of_memory(group: Blocks, cancel: Cancellation, error: MemoryError) -> list[BlockResult]:
+    """Compute what became of a group that could not be begun, or whose results found no memory."""
+    if cancel.results is not None:
+        return cancel.results()
+    return [
+        BlockResult(key, BlockStatus.FAILED, 0, out_of_memory(error, key, nbytes))
+        for key, nbytes in zip(group.keys, group.sizes, strict=True)
+    ]
 
 
 def _results_of(groups: Iterable[Blocks], cancels: Iterable[Cancellation]) -> list[BlockResult]:
@@ -362,18 +388,13 @@ def _start(
     *,
     read: bool,
 ) -> Pending | StorageError:
-    target = group
-    deliver = None
-    if read:
-        target = group._replace(parts=[(buffers.aligned(nbytes),) for nbytes in group.sizes])
-        deliver = partial(_deliver, group, target)
     try:
         pending = Pending(
-            partial(work, target),
+            partial(_read_privately if read else _run_timed_group, work, group),
             nbytes=sum(group.sizes),
             read=read,
             describe=f"a group of {len(group.keys)} blocks",
-            deliver=deliver,
+            deliver=partial(_deliver, group) if read else None,
         )
         cancel.on_request(pending.cancel.request)
         return calls.start(pending, max(0.0, deadline - time.monotonic()))
@@ -393,12 +414,38 @@ def _collect(
     return results
 
 
-def _deliver(group: Blocks, target: Blocks, results: list[BlockResult]) -> list[BlockResult]:
+def _run_timed_group(work: _Work, group: Blocks, cancel: Cancellation) -> list[BlockResult]:
+    try:
+        return work(group, cancel)
+    except MemoryError as exc:
+        return _out_of_memory(group, cancel, exc)
+
+
+def _read_privately(work: _Work, group: Blocks, cancel: Cancellation) -> _Private:
+    """Read a group into memory of its own; a block for which there is none fails alone."""
+    views: dict[int, memoryview] = {}
+    results: dict[int, BlockResult] = {}
+    for index, (key, nbytes) in enumerate(zip(group.keys, group.sizes, strict=True)):
+        try:
+            views[index] = buffers.aligned(nbytes)
+        except OutOfMemoryError as exc:
+            error = out_of_memory(exc, key, nbytes)
+            results[index] = BlockResult(key, BlockStatus.FAILED, 0, error)
+    target = Blocks(
+        [group.keys[index] for index in views],
+        [(view,) for view in views.values()],
+        [group.sizes[index] for index in views],
+    )
+    results |= zip(views, _run_timed_group(work, target, cancel) if views else (), strict=True)
+    return [(results[index], views.get(index)) for index in range(len(group.keys))]
+
+
+def _deliver(group: Blocks, private: _Private) -> list[BlockResult]:
     """Copy what arrived in time from private memory to the caller's."""
-    for parts, private, result in zip(group.parts, target.parts, results, strict=True):
-        if result.nbytes:
-            buffers.scatter(private[0][: result.nbytes], parts)
-    return results
+    for parts, (result, view) in zip(group.parts, private, strict=True):
+        if result.nbytes and view is not None:
+            buffers.scatter(view[: result.nbytes], parts)
+    return [result for result, _ in private]
 
 
 def _write_one(
@@ -411,6 +458,8 @@ def _write_one(
 ) -> BlockResult:
     try:
         receipt = backend.write_block(key, parts, if_exists=if_exists, cancel=cancel)
+    except MemoryError as exc:
+        return BlockResult(key, BlockStatus.FAILED, 0, out_of_memory(exc, key, nbytes))
     except KvioError as exc:
         return BlockResult(key, status_of(exc), 0, exc)
     status = BlockStatus.KEPT if receipt.existed else BlockStatus.OK
@@ -422,6 +471,8 @@ def _read_one(
 ) -> BlockResult:
     try:
         got = backend.read_block_into(key, parts, cancel=cancel)
+    except MemoryError as exc:
+        return BlockResult(key, BlockStatus.FAILED, 0, out_of_memory(exc, key, nbytes))
     except KvioError as exc:
         return BlockResult(key, status_of(exc), 0, exc)
     return BlockResult(key, BlockStatus.OK if got == nbytes else BlockStatus.SHORT, got)

@@ -11,20 +11,21 @@ order, which a reader would take for this machine's.
 
 from __future__ import annotations
 
-import errno
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
-from kvio import _dlpack, _native
-from kvio.errors import BlockSizeError, storage_error
+from kvio import _dlpack, _native, system_memory
+from kvio.errors import BlockSizeError, OutOfMemoryError
 from kvio.types import MiB
 
 #: A buffer, a CPU tensor, or a sequence of them: the pieces of one block, in order.
 Data: TypeAlias = Any
 
 PAGE_BYTES: Final = 4096
+#: What this process can surely have; more is asked for, which takes up to 0.6 ms, and remembered.
+_known_bytes = 64 * MiB
 
 _PIECES: Final = (list, tuple)
 #: What is always one flat piece of bytes.
@@ -183,8 +184,36 @@ def aligned(nbytes: int, alignment: int = PAGE_BYTES) -> memoryview:
     """Allocate writable page-aligned memory, not zeroed, freed with its last view.
 
     Memory from here is read and written by direct I/O without a copy.
+
+    Raises:
+        OutOfMemoryError: there is not so much, or the machine or control group never has.
     """
-    return _native.allocate(nbytes, alignment)[:nbytes]
+    check_memory(nbytes)
+    try:
+        return _native.allocate(nbytes, alignment)[:nbytes]
+    except MemoryError as exc:
+        raise OutOfMemoryError(f"no memory for {nbytes} bytes", nbytes=nbytes) from exc
+
+
+def check_memory(nbytes: int) -> None:
+    """Refuse more bytes than this process can ever have, which Linux may promise all the same.
+
+    Raises:
+        OutOfMemoryError: it has less.
+    """
+    global _known_bytes
+    if nbytes <= _known_bytes:
+        return
+    try:
+        _known_bytes = system_memory.most_bytes()
+    except MemoryError as exc:  # there is none for a line of text
+        raise OutOfMemoryError(f"no memory for {nbytes} bytes", nbytes=nbytes) from exc
+    if nbytes > _known_bytes:
+        raise OutOfMemoryError(
+            f"no memory for {nbytes} bytes: this process can have {_known_bytes} at most "
+            "(RAM and swap, or the limit of its control group)",
+            nbytes=nbytes,
+        )
 
 
 def trimmed(view: memoryview, nbytes: int) -> memoryview:
@@ -196,6 +225,19 @@ def trimmed(view: memoryview, nbytes: int) -> memoryview:
     return smaller
 
 
+def bounce_buffer(nbytes: int) -> _native.Memory:
+    """Allocate a buffer on huge pages for direct I/O.
+
+    Raises:
+        OutOfMemoryError: there is no memory for it.
+    """
+    try:
+        return _native.Memory(nbytes, 2 * MiB)
+    except MemoryError as exc:
+        text = f"no memory for a bounce buffer of {nbytes} bytes"
+        raise OutOfMemoryError(text, nbytes=nbytes) from exc
+
+
 class BouncePool:
     """Aligned buffers on huge pages for direct I/O; about *limit* are kept."""
 
@@ -205,15 +247,16 @@ class BouncePool:
         self._free: list[_native.Memory] = []
 
     def take(self) -> _native.Memory:
-        """Give a buffer, a used one if there is one."""
+        """Give a buffer, a used one if there is one.
+
+        Raises:
+            OutOfMemoryError: there is no memory for another.
+        """
         try:
             return self._free.pop()
         except IndexError:
             pass
-        try:
-            return _native.Memory(self.nbytes, 2 * MiB)
-        except MemoryError as exc:
-            raise storage_error(errno.ENOMEM, "allocate a bounce buffer") from exc
+        return bounce_buffer(self.nbytes)
 
     def give(self, buffer: _native.Memory) -> None:
         """Take a buffer back, or free it when enough are kept."""

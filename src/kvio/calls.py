@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from kvio import threads
-from kvio.errors import ConfigError, StorageTimeoutError, StoreClosedError
+from kvio.errors import ConfigError, StorageTimeoutError, StoreClosedError, out_of_memory
 from kvio.executor import Executor, Job
 from kvio.types import Cancellation, GiB
 
@@ -75,6 +75,7 @@ class Pending:
         nbytes: what it holds of the queue.
         read: it goes before writes.
         describe: what an error calls it.
+        key: the block that it is about, if it is one.
         deliver: turns its result into the future's, if it is in time.
         ended: is told how it ended before anybody who waits, unless the future was cancelled.
         holding: the work fills its caller's memory: once begun it cannot be cancelled.
@@ -87,6 +88,7 @@ class Pending:
         nbytes: int = 0,
         read: bool = True,
         describe: str = "the call",
+        key: str | None = None,
         deliver: Callable[[Any], Any] | None = None,
         ended: Ended | None = None,
         holding: bool = False,
@@ -98,6 +100,7 @@ class Pending:
         self.job: Job | None = None
         self._work: Callable[[Cancellation | None], Any] | None = work
         self._describe = describe
+        self._key = key
         self._deliver = deliver
         self._ended = ended
         self._holding = holding
@@ -145,11 +148,17 @@ class Pending:
         except (ValueError, TypeError, BufferError) as exc:  # the caller released its memory
             self._fail(exc)
             return
+        except MemoryError as exc:
+            self._fail(exc)
+            return
         if self._ended is not None:
             self._ended(given, None)
         self.future.set_result(given)
 
     def _fail(self, error: BaseException) -> None:
+        if isinstance(error, MemoryError) and self._key is not None:
+            cause, error = error, out_of_memory(error, self._key, self.nbytes)
+            error.__cause__ = cause
         if self._ended is not None:
             self._ended(None, error)
         self.future.set_exception(error)

@@ -16,7 +16,8 @@ KvioError
 └─ StorageError (OSError; .errno)
    ├─ StorageFullError                  ENOSPC, EDQUOT, EFBIG
    ├─ AccessDeniedError                 EACCES, EPERM, EROFS
-   ├─ TransientStorageError             worth a retry: EAGAIN, EMFILE, ENOMEM, …
+   ├─ TransientStorageError             worth a retry: EAGAIN, EMFILE, …
+   │  └─ OutOfMemoryError (MemoryError)  ENOMEM, or more than there is; .nbytes
    ├─ StorageTimeoutError               the deadline passed
    └─ TierNotDrainedError (.keys)       blocks are staged that the store does not have
 """
@@ -123,6 +124,25 @@ class TransientStorageError(StorageError):
     """It failed for now; the same call may succeed later."""
 
 
+class OutOfMemoryError(TransientStorageError, MemoryError):
+    """There is no memory for a block, a buffer or a tier; ``.nbytes`` is what was asked for."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        errno: int | None = errno.ENOMEM,
+        key: str | None = None,
+        backend: str | None = None,
+        nbytes: int | None = None,
+    ) -> None:
+        super().__init__(message, errno=errno, key=key, backend=backend)
+        self.nbytes = nbytes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_out_of_memory, (str(self), self.key, self.backend, self.nbytes)
+
+
 class StorageTimeoutError(StorageError):
     """The deadline passed; a write may or may not become visible, never in part."""
 
@@ -147,12 +167,12 @@ _BY_ERRNO: Final[dict[int, type[StorageError]]] = {
             errno.EINTR,
             errno.EMFILE,
             errno.ENFILE,
-            errno.ENOMEM,
             errno.EBUSY,
             errno.ESTALE,
         ),
         TransientStorageError,
     ),
+    errno.ENOMEM: OutOfMemoryError,
     errno.ETIMEDOUT: StorageTimeoutError,
 }
 
@@ -168,6 +188,15 @@ def storage_error(
     return kind(message, errno=number, key=key, backend=backend)
 
 
+def out_of_memory(cause: MemoryError, key: str, nbytes: int | None) -> OutOfMemoryError:
+    """Make the error of a block from one that does not name it; *nbytes*: what was asked for."""
+    said = f"block {key!r}: {cause}" if str(cause) else f"block {key!r}: there is no memory"
+    if isinstance(cause, OutOfMemoryError):
+        said = said if cause.key is None else str(cause)
+        nbytes = nbytes if cause.nbytes is None else cause.nbytes
+    return OutOfMemoryError(said, key=key, nbytes=nbytes)
+
+
 def _rebuild_block_error(kind: type[BlockError], message: str, key: str | None) -> BlockError:
     return kind(message, key=key)
 
@@ -180,6 +209,12 @@ def _rebuild_storage_error(
     backend: str | None,
 ) -> StorageError:
     return kind(message, errno=number, key=key, backend=backend)
+
+
+def _rebuild_out_of_memory(
+    message: str, key: str | None, backend: str | None, nbytes: int | None
+) -> OutOfMemoryError:
+    return OutOfMemoryError(message, key=key, backend=backend, nbytes=nbytes)
 
 
 def _rebuild_not_drained(message: str, keys: tuple[str, ...]) -> TierNotDrainedError:

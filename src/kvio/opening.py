@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvio.calls import Settings
-from kvio.errors import ConfigError
+from kvio.errors import ConfigError, OutOfMemoryError
 from kvio.store import Store
 from kvio.types import Durability, GiB, Layout, Verify
 from kvio.url import OptionValue, StoreURL, hide, parse_size, parse_url
@@ -68,7 +68,12 @@ def open_store(
         timeout=timeout,
         placement=placement,
     )
-    return Store(full, settings)
+    try:
+        return Store(full, settings)
+    except OutOfMemoryError:
+        raise
+    except MemoryError as exc:
+        raise OutOfMemoryError(f"no memory to open {url!r}") from exc
 
 
 def _default_threads() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from kvio import buffers
 from kvio.abc import Backend
@@ -48,22 +49,26 @@ def into(
     nbytes: int | None,
     *,
     private: bool,
-) -> tuple[Callable[[Cancellation | None], int], Callable[[int], int] | None]:
+) -> tuple[Callable[[Cancellation | None], Any], Callable[[Any], int] | None]:
     """Make the work that reads a block into *parts*, and what delivers it.
 
     *private*: the work fills memory of its own and delivering copies, so that work nobody waits
     for any more never touches the caller's memory.
     """
-    targets = [buffers.aligned(buffers.total_bytes(parts))] if private else parts
 
     def work(cancel: Cancellation | None) -> int:
-        return backend.read_block_into(key, targets, offset=offset, nbytes=nbytes, cancel=cancel)
+        return backend.read_block_into(key, parts, offset=offset, nbytes=nbytes, cancel=cancel)
 
-    def deliver(got: int) -> int:
-        buffers.scatter(targets[0][:got], parts)
-        return got
+    def private_work(cancel: Cancellation | None) -> memoryview:
+        view = buffers.aligned(buffers.total_bytes(parts))
+        got = backend.read_block_into(key, [view], offset=offset, nbytes=nbytes, cancel=cancel)
+        return view[:got]
 
-    return work, deliver if private else None
+    def deliver(view: memoryview) -> int:
+        buffers.scatter(view, parts)
+        return len(view)
+
+    return (private_work, deliver) if private else (work, None)
 
 
 def read_fresh(

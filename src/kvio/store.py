@@ -18,8 +18,10 @@ from kvio.errors import (
     BlockNotFoundError,
     CorruptBlockError,
     KvioError,
+    OutOfMemoryError,
     StorageTimeoutError,
     UnsupportedError,
+    out_of_memory,
 )
 from kvio.registry import load_backend
 from kvio.types import (
@@ -98,6 +100,7 @@ class Store:
             BlockSizeError: *data* is not contiguous.
             BlockExistsError: the key is taken and *if_exists* is ``"error"``.
             StorageError: the medium failed or the deadline passed.
+            OutOfMemoryError: there is no memory to write it with.
         """
         check_key(key)
         check_if_exists(if_exists)
@@ -118,6 +121,8 @@ class Store:
                     timeout=limit,
                     describe="the write",
                 )
+        except MemoryError as exc:
+            raise self._out_of_memory(exc, "writes", key, buffers.total_bytes(parts)) from exc
         except KvioError as exc:
             self._counters.failed(exc, "writes")
             raise
@@ -147,6 +152,7 @@ class Store:
             BlockSizeError: *out* is too small, read-only or not contiguous, or *offset* lies
                 beyond the end.
             StorageError: the medium failed or the deadline passed.
+            OutOfMemoryError: there is no memory to read it with.
         """
         parts = reads.target(key, out, offset, nbytes)
         limit = self._calls.limit(timeout)
@@ -160,6 +166,8 @@ class Store:
                 got = self._calls.run(
                     work, nbytes=room, timeout=limit, describe="the read", deliver=deliver
                 )
+        except MemoryError as exc:
+            raise self._out_of_memory(exc, "reads", key, buffers.total_bytes(parts)) from exc
         except KvioError as exc:
             self._read_failed(key, exc)
             raise
@@ -174,6 +182,7 @@ class Store:
         Raises:
             BlockNotFoundError, CorruptBlockError, BlockSizeError, StorageError: as
                 `read_block_into`.
+            OutOfMemoryError: there is no memory for it; ranges of it may fit.
         """
         check_key(key)
         reads.check_range(offset, nbytes)
@@ -184,6 +193,8 @@ class Store:
                 timeout=timeout,
                 describe="the read",
             )
+        except MemoryError as exc:
+            raise self._out_of_memory(exc, "reads", key, nbytes) from exc
         except KvioError as exc:
             self._read_failed(key, exc)
             raise
@@ -206,6 +217,14 @@ class Store:
         if isinstance(error, CorruptBlockError):
             self._damaged.note(key)
         self._counters.failed(error, "reads")
+
+    def _out_of_memory(
+        self, error: MemoryError, counted: str, key: str, nbytes: int | None
+    ) -> OutOfMemoryError:
+        """Make the error of a block, and count it."""
+        named = out_of_memory(error, key, nbytes)
+        self._counters.failed(named, counted)
+        return named
 
     def write_blocks(
         self,
@@ -281,6 +300,7 @@ class Store:
             nbytes=buffers.total_bytes(parts),
             read=False,
             describe="the write",
+            key=key,
             ended=self._counters.write_ended,
         )
 
@@ -309,6 +329,7 @@ class Store:
             work,
             nbytes=buffers.total_bytes(parts),
             describe="the read",
+            key=key,
             deliver=deliver,
             ended=partial(self._read_ended, key),
             holding=not private,

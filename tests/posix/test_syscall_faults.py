@@ -40,7 +40,7 @@ KINDS: dict[int, type[kvio.KvioError]] = {
     errno.ENOSPC: kvio.StorageFullError,
     errno.EDQUOT: kvio.StorageFullError,
     errno.EAGAIN: kvio.TransientStorageError,
-    errno.ENOMEM: kvio.TransientStorageError,
+    errno.ENOMEM: kvio.OutOfMemoryError,
     errno.EMFILE: kvio.TransientStorageError,
     errno.EPERM: kvio.AccessDeniedError,
     errno.EROFS: kvio.AccessDeniedError,

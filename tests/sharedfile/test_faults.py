@@ -35,7 +35,7 @@ KINDS: dict[int, type[kvio.KvioError]] = {
     errno.EIO: kvio.StorageError,
     errno.ENOSPC: kvio.StorageFullError,
     errno.EDQUOT: kvio.StorageFullError,
-    errno.ENOMEM: kvio.TransientStorageError,
+    errno.ENOMEM: kvio.OutOfMemoryError,
     errno.EACCES: kvio.AccessDeniedError,
 }
 #: For layouts whose every system call another one makes as well.

@@ -54,7 +54,7 @@ def test_an_index_survives_its_bytes(index: Index) -> None:
     """What is packed is unpacked as it was."""
     table, trailer, nbytes = end_of(index)
 
-    assert indices.table_nbytes(trailer) == len(table)
+    assert indices.table_nbytes(trailer, nbytes) == len(table)
     assert indices.unpack(table, trailer, nbytes) == index
 
 
@@ -160,13 +160,30 @@ def test_a_trailer_with_right_checksums_is_still_checked(data: st.DataObject) ->
         fields[place] = data.draw(NUMBERS_64 if place in wide else NUMBERS_32)
     fields[FLAGS] = data.draw(st.integers(0, 1))
     changed = signed(fields, table)
-    length = indices.table_nbytes(changed)
+    file_nbytes = data.draw(st.sampled_from([nbytes, 96]))
     try:
-        index = indices.unpack(table[:length], changed, data.draw(st.sampled_from([nbytes, 96])))
+        length = indices.table_nbytes(changed, file_nbytes)
+        index = indices.unpack(table[:length], changed, file_nbytes)
     except SealError:
         return
 
-    assert indices.starts_at(index.layout) + length + TRAILER_BYTES in (nbytes, 96)
+    assert indices.starts_at(index.layout) + length + TRAILER_BYTES == file_nbytes
+
+
+def test_an_index_is_no_longer_than_its_file_has_room_for() -> None:
+    """What a trailer says of the length of its index is compared with the file before it is read.
+
+    The trailer's checksum is right, and a sparse file is as long as it says.
+    """
+    table, trailer, _ = end_of(ODD)
+    fields = list(TRAILER.unpack(trailer))
+    fields[CELLS] = 1 << 38
+    forged = signed(fields, table)
+
+    with pytest.raises(SealError, match="cannot have"):
+        indices.table_nbytes(forged, 1 << 40)
+    with pytest.raises(SealError, match="it has"):
+        indices.table_nbytes(trailer, 1 << 40)
 
 
 @given(st.data())

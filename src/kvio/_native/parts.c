@@ -112,9 +112,12 @@ void *kvio_alloc(size_t nbytes, size_t align)
 {
 	size_t rounded = (size_t)kvio_round_up(nbytes ? nbytes : 1, align);
 	int huge = nbytes >= 2 * HUGE_PAGE || align >= HUGE_PAGE;
-	void *base = aligned_alloc(huge && align < HUGE_PAGE ? HUGE_PAGE : align,
-				   huge ? (size_t)kvio_round_up(rounded, HUGE_PAGE) : rounded);
+	void *base;
 
+	if (nbytes > PTRDIFF_MAX - align - HUGE_PAGE)	/* rounding up would wrap around */
+		return NULL;
+	base = aligned_alloc(huge && align < HUGE_PAGE ? HUGE_PAGE : align,
+			     huge ? (size_t)kvio_round_up(rounded, HUGE_PAGE) : rounded);
 	if (base && align >= HUGE_PAGE)
 		madvise(base, rounded, MADV_DONTNEED);
 	if (base && huge)

@@ -157,7 +157,7 @@ class Boto3Objects:
         def get(**request: Any) -> tuple[bytes, Got]:
             answer = self._client.get_object(**request)
             with contextlib.closing(answer["Body"]) as stream:
-                if "ContentRange" not in answer and int(answer["ContentLength"]) > nbytes:
+                if int(answer["ContentLength"]) > nbytes:
                     raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
                 with self._limit.watch(_shutdown(stream)):
                     end = bytes(stream.read())

@@ -146,11 +146,11 @@ class MinioObjects:
         def get() -> Got:
             with self._answer(name, headers) as answer:
                 length, total = int(answer.headers["Content-Length"]), _total(answer)
-                if not whole and "Content-Range" not in answer.headers:
-                    raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
-                etag = answer.headers.get("ETag")
-                if whole and length > body.total_bytes(parts):
+                room, etag = body.total_bytes(parts), answer.headers.get("ETag")
+                if whole and length > room:
                     return Got(0, total, etag)
+                if not whole and ("Content-Range" not in answer.headers or length > room):
+                    raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
                 with self._limit.watch(getattr(answer, "shutdown", None)):
                     got = body.scatter([answer.read(cache_content=False)], parts)
             if got != length:
@@ -164,8 +164,7 @@ class MinioObjects:
 
         def get() -> tuple[bytes, Got]:
             with self._answer(name, {"Range": f"bytes=-{nbytes}"}) as answer:
-                length = int(answer.headers["Content-Length"])
-                if "Content-Range" not in answer.headers and length > nbytes:
+                if int(answer.headers["Content-Length"]) > nbytes:
                     raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
                 with self._limit.watch(getattr(answer, "shutdown", None)):
                     end = answer.read(cache_content=False)

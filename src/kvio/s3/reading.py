@@ -12,6 +12,7 @@ from kvio.errors import (
     BlockNotFoundError,
     BlockSizeError,
     CorruptBlockError,
+    OutOfMemoryError,
     TransientStorageError,
 )
 from kvio.s3 import body, trailers
@@ -95,10 +96,10 @@ class Reader:
         if not self._guess_nbytes:
             return None
         room = self._guess_nbytes * 5 // 4
-        view = aligned(room)
         try:
+            view = aligned(room)
             got = self.whole(objects, key, [view], cancel)
-        except BlockSizeError:
+        except (BlockSizeError, OutOfMemoryError):
             self._guess_nbytes = 0
             return None
         return trimmed(view, got)

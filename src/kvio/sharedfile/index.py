@@ -56,11 +56,11 @@ def pack(index: Index) -> bytes:
     return table + head + _CRC.pack(_native.crc32c(head))
 
 
-def table_nbytes(trailer: bytes) -> int:
-    """Give how many bytes of index stand before a trailer, to be read for `unpack`.
+def table_nbytes(trailer: bytes, file_nbytes: int) -> int:
+    """Return how many bytes of index stand before a trailer, to be read for `unpack`.
 
     Raises:
-        SealError: it is no trailer of this version, or damaged.
+        SealError: it is no trailer of this version, damaged, or not of a file of this length.
     """
     if len(trailer) != TRAILER_BYTES:
         raise SealError("shorter than a trailer")
@@ -72,7 +72,17 @@ def table_nbytes(trailer: bytes) -> int:
         raise SealError(f"version {version} with flags {flags} is not known to this kvio")
     if _CRC.unpack(trailer[_HEAD.size :])[0] != _native.crc32c(head):
         raise SealError("the checksum of its trailer is wrong")
-    return int(8 * fields[10] + 4 * fields[7] * (flags & FLAG_CHECKSUM))
+    (_, _, _, writers, _, size, stripe_bytes, cells, cell_bytes, align, nsizes, _) = fields
+    if not (align and cell_bytes):
+        raise SealError("its blocks or cells have no bytes")
+    stripes = -(-size // stripe_bytes) if stripe_bytes else writers
+    if cells > size // cell_bytes + 2 * stripes:
+        raise SealError(f"it cannot have {cells} cells")
+    nbytes = int(8 * nsizes + 4 * cells * (flags & FLAG_CHECKSUM))
+    whole = -(-size // align) * align + nbytes + TRAILER_BYTES
+    if whole != file_nbytes:
+        raise SealError(f"it has {file_nbytes} bytes, not {whole}")
+    return nbytes
 
 
 def unpack(table: bytes, trailer: bytes, file_nbytes: int) -> Index:
@@ -81,7 +91,7 @@ def unpack(table: bytes, trailer: bytes, file_nbytes: int) -> Index:
     Raises:
         SealError: it is not whole, or does not fit the file.
     """
-    nbytes = table_nbytes(trailer)
+    nbytes = table_nbytes(trailer, file_nbytes)
     (_, _, flags, writers, file_id, size, stripe_bytes, cells, cell_bytes, align, nsizes,
      table_crc) = _HEAD.unpack(trailer[: _HEAD.size])  # fmt: skip
     if len(table) != nbytes or table_crc != _native.crc32c(table):
@@ -92,9 +102,8 @@ def unpack(table: bytes, trailer: bytes, file_nbytes: int) -> Index:
     except ConfigError as exc:
         raise SealError(str(exc)) from exc
     checksums = unpack_words("I", table[8 * nsizes :]) if flags & FLAG_CHECKSUM else None
-    whole = starts_at(layout) + nbytes_of(layout, checksum=checksums is not None)
-    if cells != layout.cells or whole != file_nbytes:
-        raise SealError(f"it has {file_nbytes} bytes, not {whole}")
+    if cells != layout.cells:
+        raise SealError(f"it has {cells} cells, not {layout.cells}")
     return Index(file_id, layout, checksums)
 
 

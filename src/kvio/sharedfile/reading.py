@@ -12,12 +12,13 @@ from typing import Final
 
 from kvio import _native, threads
 from kvio._native import files
-from kvio.buffers import Data, as_parts, scatter, total_bytes
+from kvio.buffers import Data, aligned, as_parts, check_memory, scatter, total_bytes
 from kvio.errors import (
     BlockNotFoundError,
     BlockSizeError,
     CorruptBlockError,
     StoreClosedError,
+    out_of_memory,
     storage_error,
 )
 from kvio.sharedfile import index as indices
@@ -68,14 +69,17 @@ def read_index(fd: int, path: str) -> Index:
 
     Raises:
         CorruptBlockError: it does not end as a sealed shared file does, or was damaged.
+        OutOfMemoryError: there is no memory for its index.
     """
     nbytes = os.fstat(fd).st_size
     trailer = os.pread(fd, indices.TRAILER_BYTES, max(0, nbytes - indices.TRAILER_BYTES))
     try:
-        at = nbytes - len(trailer) - indices.table_nbytes(trailer)
-        if at < 0:
-            raise SealError("its index is longer than the file")
-        return indices.unpack(os.pread(fd, nbytes - len(trailer) - at, at), trailer, nbytes)
+        table_nbytes = indices.table_nbytes(trailer, nbytes)
+        check_memory(table_nbytes)
+        table = os.pread(fd, table_nbytes, nbytes - len(trailer) - table_nbytes)
+        return indices.unpack(table, trailer, nbytes)
+    except MemoryError as exc:
+        raise out_of_memory(exc, path, table_nbytes) from exc
     except SealError as exc:
         text = f"{path!r} cannot be read as a shared file: {exc}"
         raise CorruptBlockError(text, key=path) from exc
@@ -105,6 +109,8 @@ class Reader:
             self._busy += 1
         try:
             self._read(parts, offset, offset + nbytes)
+        except MemoryError as exc:
+            raise out_of_memory(exc, self._path, nbytes) from exc
         finally:
             with self._idle:
                 self._busy -= 1
@@ -127,7 +133,7 @@ class Reader:
             if (first, last) == (at, stop):
                 self._read_cell(own, first, checksum)
             else:
-                whole = _native.allocate(last - first, 64)
+                whole = aligned(last - first, 64)
                 self._read_cell([whole], first, checksum)
                 scatter(whole[at - first : stop - first], own)
             at = stop

@@ -12,6 +12,7 @@ from typing import Final
 
 from kvio import _native
 from kvio._native import files
+from kvio.buffers import aligned, bounce_buffer
 from kvio.errors import (
     BlockExistsError,
     CorruptBlockError,
@@ -186,7 +187,7 @@ def _write_end(plan: Plan, fd: int, index: Index) -> None:
         files.truncate(fd, plan.layout.size)
         return
     end = indices.pack(index)
-    memory = _native.allocate(-(-len(end) // align) * align, 4096)
+    memory = aligned(-(-len(end) // align) * align)
     memory[: len(end)] = end
     memory[len(end) :] = bytes(len(memory) - len(end))
     _write(plan, fd, memory, at)
@@ -195,7 +196,7 @@ def _write_end(plan: Plan, fd: int, index: Index) -> None:
 
 def _write(plan: Plan, fd: int, memory: memoryview, offset: int) -> None:
     template = _native.make_template(memory_align=plan.memory_align, offset_align=plan.layout.align)
-    bounce = _native.Memory(MiB, MiB) if plan.direct else None
+    bounce = bounce_buffer(MiB) if plan.direct else None
     files.write_parts(
         template, fd, [memory], offset, len(memory), files.UNCOUNTED, direct=plan.direct,
         bounce=bounce,
@@ -211,7 +212,7 @@ def _read_again(names: Names, plan: Plan, fd: int, index: Index) -> None:
             key=names.path,
         )
     _native.drop_cache(fd)
-    room = _native.allocate(plan.layout.cell_bytes + plan.layout.align, 4096)
+    room = aligned(plan.layout.cell_bytes + plan.layout.align)
     for rank, number, start, end in plan.layout.all_cells():
         first = start // plan.layout.align * plan.layout.align
         view = room[: -(-(end - first) // plan.layout.align) * plan.layout.align]

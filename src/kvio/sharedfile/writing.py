@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kvio import _native, threads
 from kvio._native import Memory, files
-from kvio.buffers import BouncePool, Data, as_parts, total_bytes
+from kvio.buffers import BouncePool, Data, aligned, as_parts, total_bytes
 from kvio.errors import (
     BlockExistsError,
     BlockSizeError,
@@ -313,7 +313,7 @@ class Writer:
 
 
 def _zeros(nbytes: int) -> memoryview:
-    memory = Memory(nbytes, max(nbytes, 4096)).view()
+    memory = aligned(nbytes, max(nbytes, 4096))
     memory[:] = bytes(nbytes)
     return memory
 

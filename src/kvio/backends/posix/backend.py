@@ -24,7 +24,6 @@ from kvio.backends.posix.modes import chooser
 from kvio.backends.posix.options import PosixOptions, options_from_url
 from kvio.backends.posix.quick import Quick
 from kvio.backends.posix.raw import RawFile
-from kvio.backends.posix.recent import reach_bytes
 from kvio.backends.posix.root import (
     CALIBRATION_NAME,
     TEMP_MARK,
@@ -45,6 +44,7 @@ from kvio.errors import (
 from kvio.medium import Medium, examine
 from kvio.policies import BY_SIZE, CACHE_AWARE, Always, Policy, load_calibration
 from kvio.policies import Hybrid as HybridPolicy
+from kvio.system_memory import ram_bytes
 from kvio.types import (
     BlockResult,
     Blocks,
@@ -133,7 +133,7 @@ class PosixBackend(Backend):
                 offset_align=medium.offset_align,
                 chunk_bytes=options.chunk_bytes,
                 temp_prefix=prefix.encode(),
-                reach_bytes=0 if fixed else reach_bytes(),
+                reach_bytes=0 if fixed else ram_bytes() // 2,
             ),
         )
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from kvio.errors import CorruptBlockError, InvalidKeyError, UnsupportedError
+from kvio.errors import CorruptBlockError, InvalidKeyError, UnsupportedError, out_of_memory
 from kvio.types import check_key
 
 FORMAT: Final = "kvio-torch-dcp"
@@ -143,12 +143,15 @@ def decode(data: bytes | bytearray | memoryview, name: str, key: str) -> Manifes
 
     Raises:
         CorruptBlockError: it is no manifest, or one that contradicts itself.
+        OutOfMemoryError: there is no memory to decode it.
         UnsupportedError: it is one of a later kvio, or names what this torch has not.
     """
     try:
         document = json.loads(bytes(data))
         _check_format(document, key)
         return _decode_document(document, name)
+    except MemoryError as exc:
+        raise out_of_memory(exc, key, len(data)) from exc
     except (*_BROKEN, InvalidKeyError) as exc:
         raise CorruptBlockError(
             f"block {key!r} is no manifest of a checkpoint: {type(exc).__name__}: {exc}", key=key

@@ -30,6 +30,7 @@ from kvio.errors import (
     CorruptBlockError,
     InvalidKeyError,
     UnsupportedError,
+    out_of_memory,
 )
 
 _BLOCKS_AT_ONCE: Final = 4
@@ -166,7 +167,8 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
         if key:
             with self._naming(load):
                 self._look(load)  # before there is memory for what a manifest promises
-        out = load.targets(planner)
+        with load.memory():
+            out = load.targets(planner)
         if key:
             load.count = getattr(self._store, "submit_read_into", self._read_now)(key, out)
         return load
@@ -195,9 +197,12 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
                     raise CorruptBlockError(f"{got} bytes were read, not {expected}")
         for item, stored in load.items:
             if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, self._bytes(item, load.bytes_of(stored)))
+                with load.memory():
+                    data = self._bytes(item, load.bytes_of(stored))
+                planner.load_bytes(item, data)
             else:
-                load.fill(item, stored)
+                with load.memory():
+                    load.fill(item, stored)
                 planner.commit_tensor(item, load.tensors[id(item)])
 
     @contextlib.contextmanager
@@ -244,6 +249,14 @@ class _BlockLoad:
         self.tensors: dict[int, torch.Tensor] = {}
         self._direct: set[int] = set()
         self._scratch = memoryview(b"")
+
+    @contextlib.contextmanager
+    def memory(self) -> Iterator[None]:
+        """Let the error of what finds no memory say which block it is about."""
+        try:
+            yield
+        except MemoryError as exc:
+            raise out_of_memory(exc, self.key, self.items[0][1].block_nbytes) from exc
 
     def targets(self, planner: LoadPlanner) -> list[Any]:
         """List the memory that takes the block, end to end: tensors, and scratch for the rest."""

@@ -86,7 +86,8 @@ def stage(
         ConfigError: an option cannot be as it is, or the daemon stores elsewhere.
         AccessDeniedError: the daemon is another user's.
         UnsupportedError, MissingDependencyError: no such memory on this machine.
-        StorageError: there is not so much memory left, or no daemon listens.
+        OutOfMemoryError: there is not so much memory.
+        StorageError: no daemon listens.
     """
     from kvio.wrappers.staging.memory import open_memory  # late: not every user stages
 

@@ -5,7 +5,6 @@ Torch is looked for when such memory is opened, and CUDA is called only where it
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,10 +15,10 @@ from kvio.buffers import PAGE_BYTES, total_bytes
 from kvio.errors import (
     ConfigError,
     MissingDependencyError,
+    OutOfMemoryError,
     StorageError,
     StoreClosedError,
     UnsupportedError,
-    storage_error,
 )
 from kvio.types import MiB, Parts
 from kvio.wrappers.staging.extents import Span
@@ -248,7 +247,8 @@ class _Device:
         try:
             slab = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self.device)
         except RuntimeError as exc:
-            raise storage_error(errno.ENOMEM, f"get memory on {self.device} ({exc})") from exc
+            text = f"no memory for {nbytes} bytes on {self.device}: {exc}"
+            raise OutOfMemoryError(text, nbytes=nbytes) from exc
         self._filling.wait_stream(self._module.current_stream(self.device))
         return slab
 

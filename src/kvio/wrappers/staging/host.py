@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kvio import _native
-from kvio.buffers import PAGE_BYTES, total_bytes
-from kvio.errors import ConfigError, StorageError, StoreClosedError, storage_error
+from kvio.buffers import PAGE_BYTES, check_memory, total_bytes
+from kvio.errors import (
+    ConfigError,
+    OutOfMemoryError,
+    StorageError,
+    StoreClosedError,
+    storage_error,
+)
 from kvio.types import Parts
 from kvio.wrappers.staging.extents import Span, pages_of
 from kvio.wrappers.staging.pieces import Part, check_lengths, cut_spans, on_device, pairs
@@ -67,6 +73,7 @@ class HostMemory:
 
     Raises:
         ConfigError: less than a page, a file that is shorter, or the kernel refuses the NUMA node.
+        OutOfMemoryError: there is not so much memory.
         StorageError: the kernel gives no such memory.
     """
 
@@ -88,7 +95,8 @@ class HostMemory:
         self.fd: int | None = None
         self._closed = False
         self._shared = shared or fd is not None
-        with _as_storage_error("map staging memory"):
+        check_memory(self.capacity_bytes)
+        with _as_storage_error(f"map {nbytes} bytes of staging memory", nbytes):
             if fd is None and shared:
                 fd = self.fd = _sealed_memfd(self.capacity_bytes)
             self._view = _map(self.capacity_bytes, fd)
@@ -172,7 +180,7 @@ class HostMemory:
         if numa_node is not None:
             _bind(self._view, numa_node)
         if populate:
-            with _as_storage_error("populate staging memory"):
+            with _as_storage_error("populate staging memory", len(self._view)):
                 _native.advise(self._view, MADV_POPULATE_WRITE)
 
 
@@ -200,13 +208,17 @@ def _bind(view: memoryview, node: int) -> None:
 
 
 @contextmanager
-def _as_storage_error(doing: str) -> Iterator[None]:
+def _as_storage_error(doing: str, nbytes: int | None = None) -> Iterator[None]:
+    """Let a system call that failed raise a typed error; *nbytes*: the memory that it asked for."""
     try:
         yield
     except OSError as exc:
         if isinstance(exc, StorageError):
             raise
-        raise storage_error(exc.errno or 0, doing) from exc
+        error = storage_error(exc.errno or 0, doing)
+        if isinstance(error, OutOfMemoryError):
+            error.nbytes = nbytes
+        raise error from exc
 
 
 def crc32c_of(parts: Parts) -> int:

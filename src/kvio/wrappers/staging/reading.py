@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kvio import _native, buffers, reads
 from kvio.buffers import Data
-from kvio.errors import BlockNotFoundError, BlockSizeError, ConfigError, CorruptBlockError
+from kvio.errors import (
+    BlockNotFoundError,
+    BlockSizeError,
+    ConfigError,
+    CorruptBlockError,
+    out_of_memory,
+)
 from kvio.store import Store
 from kvio.types import BlockResult, BlockStat, BlockStatus, MiB, Parts, check_key, check_keys
 from kvio.wrappers.staging.draining import cut
@@ -80,11 +86,18 @@ class StagedReads:
         reads.check_range(offset, nbytes)
         with self._pinned(key, consistency) as entry:
             if entry is not None:
-                rest = max(0, entry.nbytes - offset)
-                view = buffers.aligned(rest if nbytes is None else min(nbytes, rest))
-                self._fetch(entry, [view], offset, nbytes)
-                return view
+                return self._read_fresh(entry, offset, nbytes)
         return self._store.read_block(key, offset=offset, nbytes=nbytes, timeout=timeout)
+
+    def _read_fresh(self, entry: Entry, offset: int, nbytes: int | None) -> memoryview:
+        rest = max(0, entry.nbytes - offset)
+        wanted = rest if nbytes is None else min(nbytes, rest)
+        try:
+            view = buffers.aligned(wanted)
+            self._fetch(entry, [view], offset, nbytes)
+        except MemoryError as exc:
+            raise out_of_memory(exc, entry.key, wanted) from exc
+        return view
 
     def _fetch(self, entry: Entry, parts: Parts, offset: int, nbytes: int | None) -> int:
         rest, room = entry.nbytes - offset, buffers.total_bytes(parts)

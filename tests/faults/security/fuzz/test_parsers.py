@@ -69,11 +69,13 @@ def seal_trailer(data: bytes) -> bytes:
 def shared_index(data: bytes) -> object:
     """Take the end of a sealed file, which is as long as it says, as a reader does."""
     trailer = data[-96:]
-    nbytes = index.table_nbytes(trailer)
-    table = data[:-96][-nbytes:] if nbytes else b""
-    size, align = struct.unpack_from("<Q", trailer, 32)[0], struct.unpack_from("<I", trailer, 60)[0]
+    said = struct.unpack_from("<2xHI16xQQQIIII", trailer.ljust(96, b"\0"), 8)
+    flags, _, size, _, cells, _, align, nsizes, _ = said
     start = -(-size // align) * align if align > 0 and size < 1 << 40 else size
-    found = index.unpack(table, trailer, start + nbytes + 96)
+    file_nbytes = start + 8 * nsizes + 4 * cells * (flags & 1) + 96
+    nbytes = index.table_nbytes(trailer, file_nbytes)
+    table = data[:-96][-nbytes:] if nbytes else b""
+    found = index.unpack(table, trailer, file_nbytes)
     return index.whole_checksum(found) if found.layout.cells < 10_000 else found
 
 
