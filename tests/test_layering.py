@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "damage": {"abc", "buffers", "types", "errors"},
     "quarantine": {"_native", "abc", "errors", "format", "types"},
     "batches": {"abc", "buffers", "calls", "damage", "errors", "threads", "types"},
+    "streams": {"_native", "abc", "buffers", "reads", "types", "errors"},
     "store": {
         *(
             "abc",
@@ -74,7 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "format",
             "policies",
         ),
-        *("quarantine", "reads", "registry", "types", "url"),
+        *("quarantine", "reads", "registry", "streams", "types", "url"),
     },
     "aio": {"batches", "store", "calls", "buffers", "threads", "types", "errors"},
     "opening": {"store", "calls", "placement", "types", "errors", "url"},

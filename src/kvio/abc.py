@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 RunAll: TypeAlias = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
 
+#: Fills the beginning of a buffer with the bytes that come next; how many, 0 at their end.
+Source: TypeAlias = Callable[[memoryview], int]
+
+
 class RawBlock(ABC):
     """What was stored under a key when it was opened, as it is: padding and trailer included.
 
@@ -167,6 +171,22 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back what the backend holds; called once, with no call under way."""
+
+    def write_stream(
+        self,
+        key: str,
+        source: Source,
+        *,
+        nbytes: int | None,
+        at_least: int,
+        if_exists: IfExists,
+    ) -> Receipt | None:
+        """Store what a source gives, held in memory a piece at a time; raises as `write_block`.
+
+        *nbytes*: how much it is, where that is known; else it is *at_least* so much. None, before
+        anything was taken from the source: the store must bring the bytes to `write_block`.
+        """
+        return None
 
     def write_blocks(
         self, blocks: Blocks, *, if_exists: IfExists, cancel: Cancellation | None = None

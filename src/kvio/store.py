@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self
 
-from kvio import batches, buffers, exits, forks, reads
-from kvio.abc import Backend
+from kvio import batches, buffers, exits, forks, reads, streams
+from kvio.abc import Backend, Source
 from kvio.buffers import Data
 from kvio.calls import Calls, Pending, Settings
 from kvio.counters import Counters
@@ -217,6 +217,47 @@ class Store:
         if isinstance(error, CorruptBlockError):
             self._damaged.note(key)
         self._counters.failed(error, "reads")
+
+    def _write_stream(
+        self, key: str, source: Source, *, nbytes: int | None, if_exists: IfExists
+    ) -> Receipt:
+        """Store what *source* gives, however much, with little memory (for ``kvio put``)."""
+        check_key(key)
+        damaged = if_exists == "keep" and key in self._damaged.keys
+        try:
+            with self._calls:
+                if damaged and not self._backend.verify_block(key).ok:
+                    if_exists = "replace"
+                receipt = streams.write(self._backend, key, source, nbytes, if_exists)
+        except MemoryError as exc:
+            raise self._out_of_memory(exc, "writes", key, nbytes) from exc
+        except KvioError as exc:
+            self._counters.failed(exc, "writes")
+            raise
+        self._damaged.forget(key)
+        self._counters.wrote(receipt)
+        return receipt
+
+    def _read_stream(
+        self, key: str, offset: int, nbytes: int | None, *, checked_first: bool
+    ) -> Iterator[memoryview]:
+        """Yield a block, or a range of it, with little memory (for ``kvio get``)."""
+        check_key(key)
+        reads.check_range(offset, nbytes)
+        got = 0
+        try:
+            with self._calls:
+                for piece in streams.read(
+                    self._backend, key, offset, nbytes, checked_first=checked_first
+                ):
+                    got += len(piece)
+                    yield piece
+        except MemoryError as exc:
+            raise self._out_of_memory(exc, "reads", key, None) from exc
+        except KvioError as exc:
+            self._read_failed(key, exc)
+            raise
+        self._counters.read(got)
 
     def _out_of_memory(
         self, error: MemoryError, counted: str, key: str, nbytes: int | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -169,6 +170,31 @@ def _write(if_exists: str, memory: Callable[[bytes], memoryview]) -> Callable[..
     return act
 
 
+def _stream(if_exists: str, *, known: bool) -> Callable[..., Outcome]:
+    """Write bytes that come piece by piece; *known*: how many there will be."""
+
+    def act(scenario: Scenario, store: kvio.Store) -> Outcome:
+        assert scenario.new is not None
+        (key,) = scenario.keys
+        nbytes = len(scenario.new) if known else None
+        backend = faultlab.posix_backend(store)
+        try:
+            receipt = backend.write_stream(
+                key,
+                io.BytesIO(scenario.new).readinto,
+                nbytes=nbytes,
+                at_least=1,
+                if_exists=if_exists,  # type: ignore[arg-type]  # one of three literals
+            )
+        except kvio.KvioError as exc:
+            return {key: exc}
+        assert receipt.level == scenario.level
+        assert receipt.nbytes == len(scenario.new)
+        return {key: scenario.standing if receipt.existed else scenario.new}
+
+    return act
+
+
 def _write_batch(if_exists: str) -> Callable[..., Outcome]:
     def act(scenario: Scenario, store: kvio.Store) -> Outcome:
         assert scenario.new is not None
@@ -281,6 +307,36 @@ SCENARIOS = (
         _write("keep", faultlab.unaligned),
         "posix-direct",
         new=LARGE,
+    ),
+    Scenario("stream", _stream("keep", known=False), new=LARGE),
+    Scenario("stream of known length", _stream("keep", known=True), new=LARGE, sampled=True),
+    Scenario(
+        "stream, kept", _stream("keep", known=False), standing=LARGE_OLD, new=LARGE, sampled=True
+    ),
+    Scenario(
+        "stream, replaced, direct",
+        _stream("replace", known=False),
+        "posix-direct",
+        standing=OLD,
+        new=LARGE,
+        sampled=True,
+    ),
+    Scenario(
+        "stream, durable, by rename",
+        _stream("error", known=False),
+        options=_DURABLE | _RENAME,
+        new=LARGE,
+        sampled=True,
+    ),
+    Scenario(
+        "stream, durable", _stream("keep", known=True), options=_DURABLE, new=LARGE, sampled=True
+    ),
+    Scenario(
+        "stream into a vanished directory",
+        _stream("keep", known=False),
+        new=LARGE,
+        vanished=True,
+        sampled=True,
     ),
     Scenario("replace", _write("replace", _HERE), standing=OLD),
     Scenario(

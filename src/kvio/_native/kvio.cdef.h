@@ -58,13 +58,16 @@
 
 /* kvio_op.flags: a part of a block is wanted; check a block and return no bytes;
  * answers: the trailer carries a checksum of the payload; the name stood before;
- * the block that stood there was judged and may not stay; this is such a block. */
+ * the block that stood there was judged and may not stay; this is such a block.
+ * STREAM: the bytes come piece by piece and cannot be written again; nbytes may be
+ * 0 until the last of them is there. */
 #define KVIO_OP_RANGE 1
 #define KVIO_OP_SCRUB 2
 #define KVIO_OP_HAS_CHECKSUM 16
 #define KVIO_OP_REPLACED 32
 #define KVIO_OP_UNFIT 64
 #define KVIO_OP_STANDING 128
+#define KVIO_OP_STREAM 256
 
 /* kvio_op.mode */
 #define KVIO_MODE_BUFFERED 0

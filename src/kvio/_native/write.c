@@ -106,11 +106,17 @@ static void prepare(kvio_call *call, kvio_op *op)
 		sys_start_writeback(call->fault, op->fd);
 }
 
+/* Can the bytes be written once more? */
+static int held(const kvio_op *op)
+{
+	return !(op->flags & KVIO_OP_STREAM);
+}
+
 static void sync_one(kvio_call *call, kvio_op *op)
 {
 	int r = kvio_cancelled(call) ? -ECANCELED : kvio_sync_file(call, op);
 
-	if (r == -EIO) {
+	if (r == -EIO && held(op)) {
 		kvio_temp_drop(call, op);
 		r = put_bytes(call, op);
 		if (!r)
@@ -124,7 +130,7 @@ static void publish_one(kvio_call *call, kvio_op *op)
 {
 	int r = kvio_cancelled(call) ? -ECANCELED : kvio_temp_publish(call, op);
 
-	if (r == -EOPNOTSUPP && call->publish == KVIO_PUBLISH_NAMED && !op->temp[0]) {
+	if (r == -EOPNOTSUPP && call->publish == KVIO_PUBLISH_NAMED && !op->temp[0] && held(op)) {
 		kvio_temp_drop(call, op);
 		r = put_bytes(call, op);
 		if (!r && call->flags & KVIO_DURABLE)
@@ -222,8 +228,9 @@ int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops)
 int kvio_write_begin(kvio_call *call, kvio_op *op)
 {
 	int r = begin(call, op);
+	int known = held(op) || op->nbytes;	/* what is kept must have the same length */
 
-	if (!r && call->if_exists != KVIO_REPLACE)
+	if (!r && (call->if_exists == KVIO_ERROR || (call->if_exists == KVIO_KEEP && known)))
 		r = look(call, op);
 	if (!r && op->existed && call->flags & KVIO_DURABLE)
 		r = kvio_sync_dir(call, op);
@@ -236,7 +243,7 @@ int kvio_write_begin(kvio_call *call, kvio_op *op)
 	/* ext4 lets direct writers of one file run side by side only where the
 	 * blocks are allocated already; a file system without fallocate may do
 	 * as it likes. */
-	r = sys_fallocate(call->fault, op->fd, op->nbytes);
+	r = known ? sys_fallocate(call->fault, op->fd, op->nbytes) : 0;
 	if (r < 0 && r != -EOPNOTSUPP && r != -ENOSYS) {
 		op->site = KVIO_SITE_FALLOCATE;
 		give_up(call, op, r);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from enum import StrEnum
+from io import FileIO
 from typing import Annotated, Final
 
 import typer
@@ -72,9 +73,8 @@ def put(
     if recursive:
         many.put(store, key, file, if_exists.value)
         return
-    data = _read_stdin() if file == "-" else many.read_file(file)
-    with open_store(store) as opened:
-        receipt = opened.write_block(key, data, if_exists=if_exists.value)
+    with _input(file) as source, open_store(store) as opened:
+        receipt = many.put_file(opened, key, source, if_exists.value)
     print_line(receipt_line(receipt))
 
 
@@ -116,11 +116,11 @@ def get(
     if file is None and sys.stdout.isatty():
         raise typer.BadParameter("a block is binary: name a FILE, or - to print it here")
     with open_store(store) as opened:
-        block = opened.read_block(key, offset=offset, nbytes=nbytes)
         if file in (None, "-"):
-            write_stdout(block)
+            for piece in many.read_pieces(opened, key, offset, nbytes, checked_first=True):
+                write_stdout(piece)
         else:
-            many.write_file(str(file), block)
+            many.write_file(str(file), many.read_pieces(opened, key, offset, nbytes))
 
 
 def list_blocks(
@@ -189,10 +189,13 @@ def _when(mtime_ns: int | None) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S %z")
 
 
-def _read_stdin() -> bytes:
+def _input(file: str) -> FileIO:
+    """Open what is to be stored; standard input stays open."""
+    if file != "-":
+        return open(file, "rb", buffering=0)
     if sys.stdin is None or sys.stdin.isatty():
         raise typer.BadParameter("nothing to store: name a FILE, or pipe bytes into kvio put")
-    return sys.stdin.buffer.read()
+    return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
 
 
 COMMANDS: Final = (

@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import select
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from io import FileIO
+from itertools import chain
 from typing import Final, Literal, TypeAlias
 
 import typer
@@ -30,34 +33,58 @@ _BATCH_BYTES: Final = 64 * kvio.MiB
 _BATCH_FILES: Final = 1024
 
 
-def read_file(path: str) -> memoryview:
-    """Read a file into page-aligned memory, which direct I/O takes without a copy."""
-    with open(path, "rb", buffering=0) as file:
-        info = os.fstat(file.fileno())
-        if not stat.S_ISREG(info.st_mode):
-            return memoryview(file.read())
-        data = kvio.aligned_buffer(info.st_size)
-        done = 0
-        while done < len(data):
-            count = file.readinto(data[done:])
-            if not count:
-                raise OSError(f"{path}: became shorter while it was read")
-            done += count
-        return data
+def put_file(store: kvio.Store, key: str, file: FileIO, if_exists: IfExists) -> kvio.Receipt:
+    """Store what is left of a file, of whatever kind and length, with little memory."""
+    write = store._write_stream  # noqa: SLF001  # its only caller
+    return write(key, partial(_read, file), nbytes=_rest_of(file), if_exists=if_exists)
 
 
-def write_file(path: str, data: memoryview) -> None:
-    """Write a file whole or not at all; what is no regular file is written as it is."""
+def _rest_of(file: FileIO) -> int | None:
+    """Return how many bytes a file still has; None where only reading it can say."""
+    info = os.fstat(file.fileno())
+    if not stat.S_ISREG(info.st_mode) or not info.st_size:  # those of /proc say 0
+        return None
+    return max(0, info.st_size - file.tell())
+
+
+def _read(file: FileIO, room: memoryview) -> int:
+    """Read what is there, waiting for it where the descriptor does not."""
+    while True:
+        try:
+            count = file.readinto(room)
+        except OSError as exc:
+            exc.filename = file.name if isinstance(file.name, str) else "standard input"
+            raise
+        if count is not None:
+            return count
+        select.select([file], [], [])
+
+
+def read_pieces(
+    store: kvio.Store,
+    key: str,
+    offset: int = 0,
+    nbytes: int | None = None,
+    *,
+    checked_first: bool = False,
+) -> Iterator[memoryview]:
+    """Yield a block, or a part of it, with little memory; see `kvio.streams.read`."""
+    read = store._read_stream  # noqa: SLF001  # its only caller
+    return read(key, offset, nbytes, checked_first=checked_first)
+
+
+def write_file(path: str, pieces: Iterable[memoryview]) -> int:
+    """Write a file whole or not at all, and return its length; one that is special, as it is."""
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "wb") as file:
-            file.write(data)
-        return
+            return sum(map(file.write, pieces))
     target = os.path.realpath(path)
     temporary = f"{target}.{secrets.token_hex(8)}.part"
     try:
         with open(temporary, "xb") as file:
-            file.write(data)
+            nbytes = sum(map(file.write, pieces))
         os.replace(temporary, target)
+        return nbytes
     except BaseException as exc:
         if os.path.exists(temporary):
             os.unlink(temporary)
@@ -137,12 +164,23 @@ def _put_batch(
 ) -> Iterator[int | Exception]:
     """Store a batch; yields the bytes of each file, or its error."""
     items: list[tuple[str, memoryview]] = []
+    results: list[kvio.BlockResult] = []
+    left = _BATCH_BYTES
     for key, path, _ in batch:
         try:
-            items.append((key, read_file(path)))
-        except OSError as exc:
+            with open(path, "rb", buffering=0) as file:
+                nbytes = _rest_of(file)
+                if nbytes is None or nbytes > left:  # too long to be held with others
+                    yield put_file(store, key, file, if_exists).nbytes
+                    continue
+                data = kvio.aligned_buffer(nbytes)
+                _fill(data, file, path)
+        except (OSError, kvio.KvioError) as exc:
             yield exc
-    while True:
+        else:
+            items.append((key, data))
+            left -= nbytes
+    while items:
         try:
             results = store.write_blocks(items, if_exists=if_exists)
             break
@@ -153,13 +191,22 @@ def _put_batch(
         yield result.error or result.nbytes
 
 
+def _fill(room: memoryview, file: FileIO, path: str) -> None:
+    done = 0
+    while done < len(room):
+        count = _read(file, room[done:])
+        if not count:
+            raise OSError(f"{path}: became shorter while it was read")
+        done += count
+
+
 def _fetch(store: kvio.Store, directory: str, key: str) -> int | Exception:
     """Read one block into its file; its bytes, or the error."""
     path = os.path.join(directory, key)
+    pieces = read_pieces(store, key)
     try:
-        block = store.read_block(key)
+        pieces = chain((next(pieces),), pieces)  # what cannot be read makes no directory
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_file(path, block)
+        return write_file(path, pieces)
     except (kvio.KvioError, OSError) as exc:
         return exc
-    return len(block)

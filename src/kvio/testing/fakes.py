@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
-from kvio.abc import Backend, RawBlock, RunAll
+from kvio.abc import Backend, RawBlock, RunAll, Source
 from kvio.calls import Settings
 from kvio.errors import KvioError, UnsupportedError
 from kvio.store import Store
@@ -88,6 +88,19 @@ class ForwardingBackend(Backend):
 
     def close(self) -> None:
         self.inner.close()
+
+    def write_stream(
+        self,
+        key: str,
+        source: Source,
+        *,
+        nbytes: int | None,
+        at_least: int,
+        if_exists: IfExists,
+    ) -> Receipt | None:
+        return self.inner.write_stream(
+            key, source, nbytes=nbytes, at_least=at_least, if_exists=if_exists
+        )
 
     def write_blocks(
         self, blocks: Blocks, *, if_exists: IfExists, cancel: Cancellation | None = None

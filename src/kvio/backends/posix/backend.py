@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from kvio._native import Places, lib, make_template
-from kvio.abc import Backend, RawBlock, RunAll
-from kvio.backends.posix import large, outcome
+from kvio.abc import Backend, RawBlock, RunAll, Source
+from kvio.backends.posix import large, outcome, stream
 from kvio.backends.posix.engine import Engine
 from kvio.backends.posix.layout import (
     Directories,
@@ -208,6 +208,17 @@ class PosixBackend(Backend):
         if large.helps_write(self._engine, parts, nbytes):
             return large.write(self._engine, key, parts, nbytes, if_exists, cancel)
         return self._engine.write_one(key, parts, nbytes, if_exists, cancel)
+
+    def write_stream(
+        self,
+        key: str,
+        source: Source,
+        *,
+        nbytes: int | None,
+        at_least: int,
+        if_exists: IfExists,
+    ) -> Receipt:
+        return stream.write(self._engine, key, source, nbytes, at_least, if_exists)
 
     def read_block_into(
         self,
