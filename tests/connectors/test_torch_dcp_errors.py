@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,24 @@ def test_no_memory_is_taken_for_what_a_manifest_promises() -> None:
 
     assert isinstance(cause_of(caught), kvio.CorruptBlockError)
     assert "400 bytes" in str(cause_of(caught))
+
+
+def test_a_block_for_which_there_is_no_memory_is_named(tmp_path: Path) -> None:
+    """A block that really is as long as its manifest says, and longer than all memory."""
+    with kvio.open_store("hybrid", root=tmp_path, layout="plain") as store:
+        save(store, {"a": BASE})
+        document = json.loads(bytes(store.read_block("run/manifest")))
+        row = document["blocks"][0]
+        row[1:] = [1 << 40, None]
+        store.write_block("run/manifest", json.dumps(document).encode(), if_exists="replace")
+        key = f"run/{document['version']}/{row[0]}"
+        os.truncate(tmp_path / key, 1 << 40)
+
+        with pytest.raises(CheckpointException) as caught:
+            load(store, {"a": BASE.clone()})
+        error = cause_of(caught)
+        assert isinstance(error, kvio.OutOfMemoryError)
+        assert (error.key, error.nbytes) == (key, 1 << 40)
 
 
 def test_a_damaged_manifest_stops_loading_but_not_saving() -> None:
