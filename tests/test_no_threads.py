@@ -13,6 +13,7 @@ def test_a_call_that_gets_no_thread_fails_and_leaves_the_store_as_it_was(tmp_pat
         """
         store = kvio.open_store("hybrid", root=sys.argv[1], io_threads=2)
         out = bytearray(3)
+        batch = [(f"e{n}", bytes(MiB // 4)) for n in range(4)]
         with at_most(MiB):  # a thread needs more for its stack
             errors = [
                 error_of(lambda: store.submit_write("a", b"abc")),
@@ -20,7 +21,7 @@ def test_a_call_that_gets_no_thread_fails_and_leaves_the_store_as_it_was(tmp_pat
                 error_of(lambda: store.write_block("c", b"abc", timeout=60)),
                 store.write_blocks([("d", b"abc")], timeout=60)[0].error,
             ]
-            assert store.write_blocks([(f"e{n}", bytes(MiB // 4)) for n in range(4)])[3].ok
+            assert store.write_blocks(batch)[3].ok
         assert [type(error) for error in errors] == [kvio.TransientStorageError] * 4, errors
 
         assert sorted(store.list_keys()) == ["e0", "e1", "e2", "e3"]
