@@ -27,6 +27,7 @@ def open_store(
     max_queued_bytes: int | str = GiB,
     timeout: float | None = None,
     placement: Placement | None = None,
+    create: bool = False,
     options: Mapping[str, OptionValue] | None = None,
 ) -> Store:
     """Open a store by URL (``hybrid:///mnt/kv?durability=durable``) or by name and *root*.
@@ -44,6 +45,7 @@ def open_store(
         placement: a `kvio.placement.Placement`: where the I/O threads run, near the medium or a
             GPU; None: wherever the system puts them. Calls that run on the caller's thread stay
             there.
+        create: make the directory of a file-system store, and those above it, if it is missing.
         options: more options of the backend, as in the URL.
 
     Raises:
@@ -52,9 +54,14 @@ def open_store(
         UnsupportedError: the medium cannot give what was asked, with the reason.
     """
     parsed = parse_url(url)
-    given = {"durability": durability, "layout": layout, "verify": verify}
+    given: dict[str, OptionValue] = {
+        "durability": durability,
+        "layout": layout,
+        "verify": verify,
+        "create": "true" if create else None,
+    }
     if root is not None:
-        given["root"] = os.path.abspath(os.fspath(root))  # type: ignore[assignment]  # a path
+        given["root"] = os.path.abspath(os.fspath(root))
     merged: dict[str, OptionValue] = dict(parsed.options)
     for extra in (options or {}, {k: v for k, v in given.items() if v is not None}):
         for name, value in extra.items():

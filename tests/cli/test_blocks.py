@@ -164,3 +164,18 @@ class TestLooking:
         assert "no block 'nope'" in complaint(run("rm", store, "nope", "k"), 1)
         assert not list(store.glob("?/?/*"))
         assert complaint(run("rm", store, "k"), 1)
+
+
+class TestNewStores:
+    def test_a_store_that_is_missing_is_made_where_that_is_asked_for(
+        self, tmp_path: Path, source: Path
+    ) -> None:
+        """--create makes the directory and those above it; without it nothing is made."""
+        missing = tmp_path / "a" / "store"
+
+        for arguments in (("k", source), ("-r", "k", tmp_path)):
+            assert "does not exist" in complaint(run("put", missing, *arguments), 2)
+        assert not (tmp_path / "a").exists()
+        assert run("put", "--create", missing, "k", source).returncode == 0
+        assert run("put", "--create", f"hybrid://{tmp_path}/b/c?create=true", "k", source).stdout
+        assert file_of(missing, "k").stat().st_size > source.stat().st_size

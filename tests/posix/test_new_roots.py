@@ -25,7 +25,7 @@ with kvio.open_store(
 
 def traced(root: Path, durability: str) -> list[str]:
     """Let a child make a root and write a block; the calls that name things and sync them."""
-    log = root.parent / "trace"
+    log = root.parents[1] / "trace"
     command = strace.command(log, "-y", "-e", f"trace={_TRACED}")
     done = subprocess.run(
         [*command, sys.executable, "-c", _SCRIPT, str(root), durability],
@@ -42,18 +42,20 @@ def traced(root: Path, durability: str) -> list[str]:
 def test_a_new_root_is_synced_in_its_parent(real_disk: Path, durability: str) -> None:
     """After it is made and before the first block has a name; a store that promises less waits not.
 
+    So is what was missing above it.
+
     Fails where the sync is left out: the root could be lost with all its durable blocks.
     """
-    lines = traced(real_disk / "root", durability)
-    parent = re.escape(str(real_disk))
-
-    made = where(lines, rf'mkdir(at)?\(.*"{parent}/root"')
-    synced = where(lines, rf"fsync\(\d+<{parent}>\) *= 0")
+    lines = traced(real_disk / "above" / "root", durability)
     named = where(lines, r'(linkat|renameat2)\(.*"k"')
-    assert len(made) == 1
     assert named
-    if durability == "visible":
-        assert not synced
-    else:
-        assert synced, "nobody syncs the name of the new root"
-        assert made[0] < synced[0] < named[0]
+    for parent, name in ((real_disk, "above"), (real_disk / "above", "root")):
+        path = re.escape(str(parent))
+        made = where(lines, rf'mkdir(at)?\(.*"{path}/{name}"')
+        synced = where(lines, rf"fsync\(\d+<{path}>\) *= 0")
+        assert len(made) == 1
+        if durability == "visible":
+            assert not synced
+        else:
+            assert synced, f"nobody syncs the name of the new {name}"
+            assert made[0] < synced[0] < named[0]

@@ -196,13 +196,12 @@ def test_modes_do_not_depend_on_the_umask_of_a_user(public: Path, mask: int) -> 
     assert modes == {(True, 0o700), (False, 0o600)}
 
 
-def test_create_needs_a_parent(root: Path) -> None:
-    """``create`` makes one directory, not a path of them, and takes one that stands."""
-    with pytest.raises(kvio.ConfigError, match="parent"):
-        kvio.open_store("posix-tmpfile", root=root / "a" / "b", options={"create": True})
-    kvio.open_store("posix-tmpfile", root=root, options={"create": True}).close()
+def test_create_takes_a_root_that_stands(root: Path) -> None:
+    """``create`` makes what is missing, and takes what stands."""
+    for _ in range(2):
+        kvio.open_store("posix-tmpfile", root=root / "a" / "b", options={"create": True}).close()
 
-    assert not (root / "a").exists()
+    assert (root / "a" / "b").is_dir()
 
 
 @pytest.mark.parametrize("layout", ["block", "plain"])

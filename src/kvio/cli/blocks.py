@@ -15,6 +15,7 @@ from kvio.cli import many
 from kvio.cli.output import (
     BAD_BLOCK,
     FAILED,
+    CreateOption,
     StoreArgument,
     complain,
     complain_of,
@@ -62,6 +63,7 @@ def put(
             "(an empty KEY '' leaves the path alone).",
         ),
     ] = False,
+    create: CreateOption = False,
 ) -> None:
     """Store a file as a block.
 
@@ -71,9 +73,9 @@ def put(
     and checksum.
     """
     if recursive:
-        many.put(store, key, file, if_exists.value)
+        many.put(store, key, file, if_exists.value, create=create)
         return
-    with _input(file) as source, open_store(store) as opened:
+    with _input(file) as source, open_store(store, create=create) as opened:
         receipt = many.put_file(opened, key, source, if_exists.value)
     print_line(receipt_line(receipt))
 
@@ -205,7 +207,8 @@ COMMANDS: Final = (
         "  kvio put /mnt/kv weights/layer-0 layer0.bin\n"
         "  tar c data | kvio put /mnt/kv backups/monday\n"
         "  kvio put 'hybrid:///mnt/kv?durability=durable' run7/step-100 state.bin\n"
-        "  kvio put -r /mnt/kv datasets/cats ./cats",
+        "  kvio put -r /mnt/kv datasets/cats ./cats\n"
+        "  kvio put --create ./new/store notes notes.txt",
     ),
     (
         "get",

@@ -93,14 +93,14 @@ def write_file(path: str, pieces: Iterable[memoryview]) -> int:
         raise
 
 
-def put(store: str, key: str, directory: str, if_exists: IfExists) -> None:
+def put(store: str, key: str, directory: str, if_exists: IfExists, *, create: bool) -> None:
     """Store every regular file below a directory; a line for each that could not be."""
     if not os.path.isdir(directory):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
     prefix = f"{key.rstrip('/')}/" if key else ""
     files = sorted(_files_below(directory, prefix))
     status = 0
-    with open_store(store) as opened, Meter("storing", len(files)) as meter:
+    with open_store(store, create=create) as opened, Meter("storing", len(files)) as meter:
         for batch in _batches(files):
             for result in _put_batch(opened, batch, if_exists):
                 if isinstance(result, int):

@@ -41,6 +41,11 @@ StoreArgument: TypeAlias = Annotated[
     typer.Argument(metavar="STORE", help="A directory, or a URL such as hybrid:///mnt/kv."),
 ]
 
+CreateOption: TypeAlias = Annotated[
+    bool,
+    typer.Option("--create", help="Make the directory of STORE, and those above it, if missing."),
+]
+
 _WINDOW: Final = 1024
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)").fullmatch
 _SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -87,11 +92,11 @@ def forget_stdout() -> int:
     return PIPE_CLOSED
 
 
-def open_store(store: str, *, io_threads: int | None = None) -> kvio.Store:
+def open_store(store: str, *, io_threads: int | None = None, create: bool = False) -> kvio.Store:
     """Open what a STORE argument names: a URL, or a directory by the hybrid backend."""
     if "://" in store:
-        return kvio.open_store(store, io_threads=io_threads)
-    return kvio.open_store("hybrid", root=store, io_threads=io_threads)
+        return kvio.open_store(store, io_threads=io_threads, create=create)
+    return kvio.open_store("hybrid", root=store, io_threads=io_threads, create=create)
 
 
 def print_line(text: str = "") -> None:

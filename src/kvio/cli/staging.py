@@ -9,7 +9,14 @@ from typing import Annotated, Final
 
 import typer
 
-from kvio.cli.output import complain, format_bytes, open_store, parse_duration, print_line
+from kvio.cli.output import (
+    CreateOption,
+    complain,
+    format_bytes,
+    open_store,
+    parse_duration,
+    print_line,
+)
 from kvio.url import parse_size
 from kvio.wrappers.staging.daemon.naming import name_of
 from kvio.wrappers.staging.daemon.server import StageDaemon
@@ -74,6 +81,7 @@ def stage_daemon(
     populate: Annotated[
         bool, typer.Option("--populate", help="Get all of the memory at once, not as it is used.")
     ] = False,
+    create: CreateOption = False,
 ) -> None:
     """Take writes of local processes into memory, and store them behind their backs.
 
@@ -85,7 +93,7 @@ def stage_daemon(
     limit = None if drain_timeout is None else parse_duration(drain_timeout)
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # before any thread: all leave them to us
     try:
-        with open_store(store) as opened:
+        with open_store(store, create=create) as opened:
             options = TierOptions(
                 drain_threads=opened.io_threads if drain_threads is None else drain_threads,
                 high_water=high_water,

@@ -27,7 +27,7 @@ class PosixOptions:
         segment_bytes: size of the bounce buffers; a large block under direct I/O whose memory is
             not aligned is copied and transferred in segments of about this size by several threads.
         namespace: goes into every trailer; blocks of another namespace are refused.
-        create: make the root (its parent must exist) if it is missing.
+        create: make the root, and what is missing above it, mode 0700.
         shared_root: accept a root that others may write to, or that is not ours.
         trust_fsync: promise ``durable`` on a medium whose fsync cannot be judged (FUSE, NFS).
         calibration: ``auto`` uses what ``kvio tune`` left in the root, ``none`` does not.

@@ -18,14 +18,18 @@ _CALIBRATION_BYTES = 4 << 20
 
 
 def open_root(path: str, *, create: bool, shared: bool, durable: bool = False) -> int:
-    """Open the root and return its descriptor; what is made is synced in its parent if asked.
+    """Open the root and return its descriptor.
+
+    *create*: make it, and what is missing above it, each mode 0700 whatever the umask, and where
+    *durable* synced in its parent.
 
     Raises:
         ConfigError: it is missing, not a directory, or open to others and *shared* is False.
         AccessDeniedError: this user may not write there.
     """
     if create:
-        _make(path, durable=durable)
+        for directory in _missing(path):
+            _make(directory, durable=durable)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -40,6 +44,14 @@ def open_root(path: str, *, create: bool, shared: bool, durable: bool = False) -
         os.close(fd)
         raise
     return fd
+
+
+def _missing(path: str) -> list[str]:
+    """List the directories to make, the highest first; the last is the path itself."""
+    missing = [path]
+    while not os.path.lexists(missing[-1]) and os.path.dirname(missing[-1]) != missing[-1]:
+        missing.append(os.path.dirname(missing[-1]))
+    return [*missing[-2:0:-1], path]
 
 
 def _make(path: str, *, durable: bool) -> None:
