@@ -10,14 +10,14 @@ from kvio.calls import Settings
 from kvio.errors import ConfigError, OutOfMemoryError
 from kvio.store import Store
 from kvio.types import Durability, GiB, Layout, Verify
-from kvio.url import OptionValue, StoreURL, hide, parse_size, parse_url
+from kvio.url import OptionValue, StoreURL, absolute, hide, locate, parse_size
 
 if TYPE_CHECKING:
     from kvio.placement import Placement
 
 
 def open_store(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     root: str | os.PathLike[str] | None = None,
     io_threads: int | None = None,
@@ -30,10 +30,12 @@ def open_store(
     create: bool = False,
     options: Mapping[str, OptionValue] | None = None,
 ) -> Store:
-    """Open a store by URL (``hybrid:///mnt/kv?durability=durable``) or by name and *root*.
+    """Open a store by path, by URL (``hybrid:///mnt/kv?durability=durable``), or by name and root.
 
     Args:
-        url: ``backend://path?option=value``, or a backend's name alone.
+        url: the path of a directory, which the backend ``hybrid`` opens: an `os.PathLike`, or text
+            with a slash, taken as it is written (``%`` and ``?`` mean nothing in it); or
+            ``backend://path?option=value``, or a backend's name alone.
         root: the directory of a file-system store, where the URL has no path.
         io_threads: threads for batches, submitted work and calls with a timeout; default: twice
             the processors, 4 to 32.
@@ -51,17 +53,17 @@ def open_store(
     Raises:
         UnknownBackendError, MissingDependencyError: no such backend, or not without an extra.
         ConfigError: an option or the root is not usable as it is.
+        TypeError: a path is not one of text.
         UnsupportedError: the medium cannot give what was asked, with the reason.
     """
-    parsed = parse_url(url)
+    parsed = locate(url)
     given: dict[str, OptionValue] = {
         "durability": durability,
         "layout": layout,
         "verify": verify,
+        "root": None if root is None else absolute(root),
         "create": "true" if create else None,
     }
-    if root is not None:
-        given["root"] = os.path.abspath(os.fspath(root))
     merged: dict[str, OptionValue] = dict(parsed.options)
     for extra in (options or {}, {k: v for k, v in given.items() if v is not None}):
         for name, value in extra.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import types
 import typing
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from typing import (
 )
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from kvio.errors import ConfigError
+from kvio.errors import ConfigError, UnknownBackendError
 
 
 class Secret:
@@ -97,7 +98,7 @@ def parse_url(text: str) -> StoreURL:
     if not scheme or not scheme.replace("+", "").replace("-", "").isalnum():
         raise ConfigError(
             f"not a store URL: {_shown(text)} (expected backend://path, for example "
-            "'hybrid:///mnt/kv')"
+            "'hybrid:///mnt/kv', or a path with a slash)"
         )
     if not separator:
         return StoreURL(scheme)
@@ -120,6 +121,47 @@ def parse_url(text: str) -> StoreURL:
             raise ConfigError(f"a store URL must not hold credentials: {name} goes into options=")
         options[name] = value
     return StoreURL(scheme, parts.netloc, unquote(parts.path), options)
+
+
+def locate(where: str | os.PathLike[str]) -> StoreURL:
+    """Read what names a store: a URL, a backend's name, or the path of a directory, for hybrid.
+
+    A path is an `os.PathLike`, or text with a slash that is no URL. It is taken as it is written,
+    ``%``, ``?``, ``#`` and ``~`` included, and from the working directory on.
+
+    Raises:
+        ConfigError: it is none of these, or text that looks like a URL gone wrong.
+        UnknownBackendError: it is a URL of a file.
+        TypeError: it is neither text nor a path of text.
+    """
+    if isinstance(where, str) and ("://" in where or "/" not in where):
+        parsed = parse_url(where)
+        if parsed.scheme == "file":
+            raise UnknownBackendError(
+                f"no backend is named 'file': write hybrid://{parsed.path}, or the path alone"
+            )
+        return parsed
+    if isinstance(where, str) and where.partition("/")[0].endswith(":"):
+        raise ConfigError(f"not a store URL: {_shown(where)} (two slashes follow the colon)")
+    if isinstance(where, str) and any(f"{name}=" in where for name in SECRET_OPTIONS):
+        raise ConfigError("a path must not hold credentials: they go into options=")
+    return StoreURL("hybrid", "", absolute(where))
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Make a path absolute, from the working directory on.
+
+    Raises:
+        ConfigError: there is no working directory any more.
+        TypeError: it is no path of text.
+    """
+    text: object = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"a store's path must be text, not {type(text).__name__}: {text!r:.80}")
+    try:
+        return os.path.abspath(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{text!r:.80} is relative to a directory that is gone") from None
 
 
 def _shown(text: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Final, ParamSpec, Self, TypeAlias, TypeVar
 
@@ -94,9 +95,8 @@ def forget_stdout() -> int:
 
 def open_store(store: str, *, io_threads: int | None = None, create: bool = False) -> kvio.Store:
     """Open what a STORE argument names: a URL, or a directory by the hybrid backend."""
-    if "://" in store:
-        return kvio.open_store(store, io_threads=io_threads, create=create)
-    return kvio.open_store("hybrid", root=store, io_threads=io_threads, create=create)
+    where = store if "://" in store else Path(store)
+    return kvio.open_store(where, io_threads=io_threads, create=create)
 
 
 def print_line(text: str = "") -> None:

@@ -13,7 +13,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 from kvio.connectors.dlio.settings import VARIABLE, Settings, store_url
 from kvio.errors import ConfigError, KvioError
-from kvio.url import SECRET_OPTIONS, parse_url
+from kvio.url import SECRET_OPTIONS, locate
 
 _OWN = ("backend", "root")
 
@@ -59,7 +59,7 @@ def _refuse_secrets(given: Mapping[Any, Any]) -> None:
     """Refuse what Hydra would write into the folder of the run, before it does."""
     checkpoint = given.get("checkpoint")
     if isinstance(checkpoint, str):
-        parse_url(checkpoint)  # refuses credentials itself
+        locate(checkpoint)  # refuses credentials itself
     named = set(given.get("options") or ()) & SECRET_OPTIONS
     if named or any(f"{name}=" in str(given["root"]) for name in SECRET_OPTIONS):
         raise ConfigError(
