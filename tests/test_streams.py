@@ -100,6 +100,18 @@ def test_a_block_that_is_replaced_while_it_is_read_is_not_mixed(store: kvio.Stor
     assert set(first) == {ord("a")}
 
 
+@pytest.mark.parametrize("nbytes", [10, LONG])
+def test_pieces_that_are_left_unread_do_not_hold_up_close(store: kvio.Store, nbytes: int) -> None:
+    """A reader that fails, or just stops, is no call under way."""
+    write(store, bytes(nbytes))
+    pieces = store._read_stream("k", 0, None, checked_first=False)
+    next(pieces)
+
+    store.close()
+    with pytest.raises(kvio.StoreClosedError):
+        next(pieces)
+
+
 def test_a_place_for_the_bytes_that_is_full_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

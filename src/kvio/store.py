@@ -245,18 +245,20 @@ class Store:
         check_key(key)
         reads.check_range(offset, nbytes)
         got = 0
-        try:
-            with self._calls:
-                for piece in streams.read(
-                    self._backend, key, offset, nbytes, checked_first=checked_first
-                ):
-                    got += len(piece)
-                    yield piece
-        except MemoryError as exc:
-            raise self._out_of_memory(exc, "reads", key, None) from exc
-        except KvioError as exc:
-            self._read_failed(key, exc)
-            raise
+        pieces = streams.read(self._backend, key, offset, nbytes, checked_first=checked_first)
+        while True:
+            try:
+                with self._calls:  # not while the caller has a piece: it may never ask for the next
+                    piece = next(pieces, None)
+            except MemoryError as exc:
+                raise self._out_of_memory(exc, "reads", key, None) from exc
+            except KvioError as exc:
+                self._read_failed(key, exc)
+                raise
+            if piece is None:
+                break
+            got += len(piece)
+            yield piece
         self._counters.read(got)
 
     def _out_of_memory(
