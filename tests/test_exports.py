@@ -43,6 +43,7 @@ ERRORS: dict[str, tuple[type, ...]] = {
     "AccessDeniedError": (kvio.StorageError,),
     "TransientStorageError": (kvio.StorageError,),
     "OutOfMemoryError": (kvio.TransientStorageError, MemoryError),
+    "RootMovedError": (kvio.StorageError,),
     "StorageTimeoutError": (kvio.StorageError,),
     "TierNotDrainedError": (kvio.StorageError,),
 }

@@ -18,6 +18,7 @@ KvioError
    ├─ AccessDeniedError                 EACCES, EPERM, EROFS
    ├─ TransientStorageError             worth a retry: EAGAIN, EMFILE, …
    │  └─ OutOfMemoryError (MemoryError)  ENOMEM, or more than there is; .nbytes
+   ├─ RootMovedError                    a store's root was moved, removed or replaced
    ├─ StorageTimeoutError               the deadline passed
    └─ TierNotDrainedError (.keys)       blocks are staged that the store does not have
 """
@@ -141,6 +142,10 @@ class OutOfMemoryError(TransientStorageError, MemoryError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild_out_of_memory, (str(self), self.key, self.backend, self.nbytes)
+
+
+class RootMovedError(StorageError):
+    """The path of a store's root does not lead to the directory any more that the store opened."""
 
 
 class StorageTimeoutError(StorageError):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 _NEW_NAMESPACE = 0x00020000  # CLONE_NEWNS
+_BIND = 0x1000  # MS_BIND
 _PRIVATE_TREE = 0x00044000  # MS_REC | MS_PRIVATE
 _DETACH = 2  # MNT_DETACH
 _NO_NEW_PRIVS = 38
@@ -71,6 +72,13 @@ def hide(path: str | os.PathLike[str]) -> None:
     _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE_TREE), None))
     target = ctypes.c_char_p(os.fsencode(path))
     _check(_libc.mount(b"none", target, ctypes.c_char_p(b"tmpfs"), ctypes.c_ulong(0), None))
+
+
+def bind(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Mount a directory a second time, for this process alone."""
+    _check(_libc.unshare(_NEW_NAMESPACE))
+    _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE_TREE), None))
+    _check(_libc.mount(os.fsencode(path), os.fsencode(target), None, ctypes.c_ulong(_BIND), None))
 
 
 def killed(work: Callable[[], object]) -> None:

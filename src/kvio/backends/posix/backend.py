@@ -27,9 +27,11 @@ from kvio.backends.posix.raw import RawFile
 from kvio.backends.posix.root import (
     CALIBRATION_NAME,
     TEMP_MARK,
+    RootWatch,
     is_leftover,
     open_root,
     read_calibration,
+    reopen_root,
     temp_prefix,
 )
 from kvio.buffers import BouncePool, total_bytes
@@ -85,14 +87,19 @@ class PosixBackend(Backend):
         """Give the policy that this registered name stands for."""
         return Always(IOMode.BUFFERED)
 
-    def _open(self) -> None:
+    def _open(self, inherited: int | None = None) -> None:
+        """Open the root by its path, or the same directory as a parent process."""
         options = self.options
-        self._rootfd = open_root(
-            options.root,
-            create=options.create,
-            shared=options.shared_root,
-            durable=options.durability == "durable",
-        )
+        if inherited is None:
+            self._rootfd = open_root(
+                options.root,
+                create=options.create,
+                shared=options.shared_root,
+                durable=options.durability == "durable",
+            )
+        else:
+            self._rootfd = reopen_root(inherited, options.root)
+        self._root = RootWatch(options.root, self._rootfd)
         try:
             self._engine = self._make_engine()
             self._quick = Quick(self._engine)
@@ -120,6 +127,7 @@ class PosixBackend(Backend):
         return Engine(
             name=self.name,
             options=options,
+            root=self._root,
             medium=medium,
             for_write=chooser(policy.for_write),
             for_read=chooser(policy.for_read),
@@ -200,6 +208,8 @@ class PosixBackend(Backend):
     def write_block(
         self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> Receipt:
+        if self._root.check_first:
+            self._root.check(key)
         if cancel is None and len(parts) == 1:
             receipt = self._quick.write(key, parts[0], if_exists)
             if receipt is not None:
@@ -218,6 +228,8 @@ class PosixBackend(Backend):
         at_least: int,
         if_exists: IfExists,
     ) -> Receipt:
+        if self._root.check_first:
+            self._root.check(key)
         return stream.write(self._engine, key, source, nbytes, at_least, if_exists)
 
     def read_block_into(
@@ -247,6 +259,10 @@ class PosixBackend(Backend):
     def write_blocks(
         self, blocks: Blocks, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> list[BlockResult]:
+        error = self._root.find() if self._root.check_first else None
+        if error is not None:
+            nothing = [BlockResult(key, BlockStatus.OK) for key in blocks.keys]
+            return outcome.without_receipts(nothing, error)
         return self._engine.write(blocks, if_exists, cancel)
 
     def read_blocks_into(
@@ -343,9 +359,9 @@ class PosixBackend(Backend):
         self._engine.run_all = run_all
 
     def after_fork(self) -> None:
-        for fd in (*self._engine.directories.kept.values(), self._rootfd):
+        for fd in self._engine.directories.kept.values():
             os.close(fd)  # without the lock: another thread may have held it at the fork
-        self._open()
+        self._open(self._rootfd)
 
     def close(self) -> None:
         self._engine.directories.close()

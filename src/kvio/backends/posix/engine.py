@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from typing import Any, Final
 
 from kvio import _native
@@ -17,7 +18,9 @@ from kvio.backends.posix import outcome
 from kvio.backends.posix.layout import LEAVES, Directories, split_key
 from kvio.backends.posix.modes import BOUNCING, LOOK, Choice, Chooser, choose_all
 from kvio.backends.posix.options import PosixOptions
+from kvio.backends.posix.root import RootWatch
 from kvio.buffers import BouncePool
+from kvio.errors import StorageError
 from kvio.medium import Medium
 from kvio.types import BlockResult, Blocks, Cancellation, IfExists, Level, Parts, Receipt
 
@@ -29,6 +32,7 @@ VERIFY: Final = {
 }
 _ANY_SIZE: Final = 1 << 40
 _STALE: Final = -errno.ESTALE
+_MISSING: Final = -errno.ENOENT
 _STALE_TRIES: Final = 8
 
 
@@ -46,6 +50,7 @@ class Engine:
 
     name: str
     options: PosixOptions
+    root: RootWatch
     medium: Medium
     for_write: Chooser
     for_read: Chooser
@@ -80,9 +85,11 @@ class Engine:
         modes, reasons = choose_all(self.for_write, blocks.sizes, self.tally.in_flight + 1)
 
         def results(ops: Ops) -> list[BlockResult]:
-            return outcome.written(
+            done = outcome.written(
                 blocks, reasons, ops, self.level, checksum=self.checksum, backend=self.name
             )
+            error = self.root_error(ops)
+            return done if error is None else outcome.without_receipts(done, error)
 
         return results(
             self.run(
@@ -173,6 +180,9 @@ class Engine:
             if_exists=if_exists,
             cancel=cancel,
         )
+        error = self.root_error(ops, key)
+        if error is not None:
+            raise error
         answer = self._only(ops, key, nbytes)
         return outcome.receipt_of(answer, key, nbytes, self.level, reason, checksum=self.checksum)
 
@@ -226,6 +236,16 @@ class Engine:
         if answer.status:
             raise outcome.error_of(answer, key, nbytes, offset, self.name)
         return answer
+
+    def root_error(self, ops: Ops, key: str | None = None) -> StorageError | None:
+        """Return why no receipt may be given, because the root has moved; see `RootWatch`.
+
+        It is checked where that is due, or where a directory is missing, as below a removed root.
+        """
+        due = monotonic() >= self.root.due_s
+        if not due and ops.sum_up().good != ops.count:
+            due = any(answer.status == _MISSING for answer in ops.answers())
+        return self.root.find(key) if due else None
 
     # Pieces
 

@@ -16,6 +16,7 @@ from kvio.errors import (
     BlockSizeError,
     CorruptBlockError,
     KvioError,
+    StorageError,
     StorageTimeoutError,
     storage_error,
 )
@@ -96,6 +97,16 @@ def written(
     same = (repeat(level), repeat(MODES[summary.mode_taken]), reasons, repeat(False))
     receipts = _rows(Receipt, blocks.keys, blocks.sizes, crcs, *same)
     return _rows(BlockResult, blocks.keys, repeat(BlockStatus.OK), blocks.sizes, _NONE, receipts)
+
+
+def without_receipts(results: Sequence[BlockResult], error: StorageError) -> list[BlockResult]:
+    """Make the results of a batch whose root has moved: what was written has no receipt."""
+    return [
+        failure(result.key, type(error)(str(error), errno=error.errno, key=result.key))
+        if result.ok or getattr(result.error, "errno", None) == errno.ENOENT
+        else result
+        for result in results
+    ]
 
 
 def was_read(blocks: Blocks, ops: Ops, backend: str) -> list[BlockResult]:

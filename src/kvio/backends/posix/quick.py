@@ -7,6 +7,7 @@ What `Engine.run` does for a batch, without the lists and with the request as pl
 from __future__ import annotations
 
 import errno
+from time import monotonic
 from typing import Any, Final
 
 from kvio._native import lib
@@ -25,6 +26,7 @@ class Quick:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._root = engine.root
         self._write_calls = {
             name: engine.make_call(engine.write_flags, IF_EXISTS[name], "full", None, None)
             for name in IF_EXISTS
@@ -47,6 +49,8 @@ class Quick:
         answer = self._answer(op, key, nbytes)
         if answer is None:
             return None
+        if monotonic() >= self._root.due_s:
+            self._root.check(key)
         return outcome.receipt_of(
             answer, key, nbytes, engine.level, reason, checksum=engine.checksum
         )

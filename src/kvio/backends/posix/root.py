@@ -8,13 +8,25 @@ import os
 import stat
 import time
 from pathlib import Path
+from time import monotonic
+from typing import Final
 
-from kvio.errors import AccessDeniedError, ConfigError, storage_error
+from kvio.errors import (
+    AccessDeniedError,
+    ConfigError,
+    RootMovedError,
+    StorageError,
+    storage_error,
+)
 
 #: Temporaries start with a dot, which no key does.
 TEMP_MARK = ".kvio-tmp-"
 CALIBRATION_NAME = ".kvio-calibration.json"
 _CALIBRATION_BYTES = 4 << 20
+#: How long a root is taken to be where it was found; no receipt is given later.
+_CHECK_S: Final = 1.0
+#: Of a path that leads nowhere.
+_GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def open_root(path: str, *, create: bool, shared: bool, durable: bool = False) -> int:
@@ -44,6 +56,92 @@ def open_root(path: str, *, create: bool, shared: bool, durable: bool = False) -
         os.close(fd)
         raise
     return fd
+
+
+def reopen_root(fd: int, path: str) -> int:
+    """Open the directory of a parent process's descriptor anew, wherever it is now, and close that.
+
+    Raises:
+        StorageError: it cannot be opened.
+    """
+    try:
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+    except OSError as exc:
+        raise storage_error(exc.errno or errno.EIO, f"open root {path!r}") from exc
+    finally:
+        os.close(fd)
+
+
+class RootWatch:
+    """Finds out whether the path of a root still leads to the directory that was opened.
+
+    Writers compare `due_s` with the clock before they return a receipt, and check when it has
+    come. The first write, and those of a root that has moved, check before they write anything
+    too, so that nothing more goes into a moved directory, and writes go on when it is back.
+
+    Attributes:
+        due_s: when the next check is due, by `time.monotonic`.
+        check_first: it was elsewhere at the last check, or there was none.
+    """
+
+    __slots__ = ("_fd", "_path", "check_first", "due_s")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+        self.due_s = 0.0
+        self.check_first = True
+
+    def check(self, key: str | None = None) -> None:
+        """Compare the path with the directory.
+
+        Raises:
+            RootMovedError: it leads elsewhere or nowhere; the store takes no writes.
+            StorageError: it cannot be looked up.
+        """
+        error = self.find(key)
+        if error is not None:
+            raise error
+
+    def find(self, key: str | None = None) -> StorageError | None:
+        """Return the error of `check`."""
+        now = monotonic()
+        own = os.fstat(self._fd)
+        number = 0
+        try:
+            there = os.stat(self._path)
+            if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+                number = errno.ESTALE
+        except PermissionError:  # a process that dropped its privileges cannot know
+            pass
+        except OSError as exc:
+            number = exc.errno or errno.EIO
+            if number not in _GONE:
+                return storage_error(number, f"look up root {self._path!r}", key=key)
+        self.check_first = number != 0
+        if number:
+            return RootMovedError(self._describe(own, number), errno=number, key=key)
+        self.due_s = now + _CHECK_S
+        return None
+
+    def _describe(self, own: os.stat_result, number: int) -> str:
+        leads = "leads to another directory" if number == errno.ESTALE else "leads nowhere"
+        todo = "Move it back, or open the store anew"
+        if own.st_nlink == 0:
+            where, todo = ", and its directory was removed", "Open the store anew"
+        elif (now := _path_of(self._fd)) != self._path:
+            where = f"; its directory is {now!r} now"
+        else:
+            where = ""
+        return f"no receipt: root {self._path!r} {leads} since the store was opened{where}. {todo}"
+
+
+def _path_of(fd: int) -> str:
+    """Return the path of an open directory, as far as this process sees it."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return "out of sight"
 
 
 def _missing(path: str) -> list[str]:

@@ -37,6 +37,9 @@ def write(
         create=True,
         if_exists=if_exists,
     )
+    error = engine.root_error(ops, key)
+    if error is not None:
+        raise error
     (answer,) = ops.answers()
     if answer.status:
         raise outcome.error_of(answer, key, stream.nbytes, 0, engine.name)
