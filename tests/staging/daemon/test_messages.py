@@ -244,6 +244,8 @@ def test_another_version_is_refused() -> None:
     [
         kvio.StorageError("disk", errno=5, key="a/b"),
         kvio.StorageFullError("full", errno=28),
+        kvio.OutOfMemoryError("no memory", key="k"),
+        kvio.TransientStorageError("busy", errno=11, key="k"),
         kvio.StorageTimeoutError("late", key="k"),
         kvio.TierNotDrainedError("left", keys=("a", "b")),
         kvio.BlockExistsError("taken", key="k"),

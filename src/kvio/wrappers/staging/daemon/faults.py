@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from errno import ENOMEM
 from typing import Final
 
 from kvio import errors
@@ -55,6 +56,8 @@ def error_of(failure: Failure) -> KvioError:
     kind = _KINDS[failure.kind]
     if issubclass(kind, TierNotDrainedError):
         return kind(failure.text, keys=failure.keys)
+    if kind is errors.TransientStorageError and failure.errno == ENOMEM:
+        kind = errors.OutOfMemoryError  # which the protocol has no number for
     if issubclass(kind, StorageError):
         return kind(failure.text, errno=failure.errno, key=failure.key)
     if issubclass(kind, BlockError):
