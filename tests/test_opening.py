@@ -77,6 +77,13 @@ def test_what_no_store_has_as_its_name_is_refused(here: Path) -> None:
     assert os.listdir(here) == []
 
 
+def test_a_directory_that_is_named_like_a_backend_gets_its_path_said(here: Path) -> None:
+    """A bare name is a backend's; the error has what to write for the directory."""
+    (here / "kv").mkdir()
+    with pytest.raises(kvio.UnknownBackendError, match=r"the directory of that name is '\./kv'"):
+        kvio.open_store("kv")
+
+
 @pytest.mark.parametrize("url", ["s3:/b?secret_key=hush/hush", "s3?secret_key=hush/hush"])
 def test_a_mistyped_url_with_a_secret_is_refused_without_it(url: str) -> None:
     """It is not taken as a path, whose error would show it."""

@@ -7,6 +7,7 @@ and only the module of that name is imported.
 from __future__ import annotations
 
 import difflib
+import os
 from typing import TYPE_CHECKING, Final
 
 from kvio.abc import Backend
@@ -87,6 +88,8 @@ def _missing(entry: EntryPoint, package: str) -> str:
 
 
 def _unknown(name: str) -> str:
+    if os.path.isdir(name):
+        return f"no backend is named {name!r:.80}; the directory of that name is './{name}'"
     names = backend_names()
     near = difflib.get_close_matches(name, names, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(names) or 'none'}"
