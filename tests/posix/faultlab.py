@@ -8,7 +8,7 @@ import random
 import re
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import google_crc32c
@@ -181,3 +181,19 @@ def umask(mask: int) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+@contextmanager
+def free_descriptors(count: int) -> Iterator[None]:
+    """Take all descriptors but so many."""
+    taken: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(count):
+            os.close(taken.pop())
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)

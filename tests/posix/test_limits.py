@@ -255,6 +255,30 @@ def test_a_durable_batch_needs_no_descriptor_for_each_block(root: Path) -> None:
         pytest.skip(said)
 
 
+def test_a_durable_write_needs_one_descriptor(disk_path: Path) -> None:
+    """A block that has its name is not refused its receipt because no descriptor is left."""
+
+    def work() -> str:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (700, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        )
+        options: dict[str, OptionValue] = {"create": True}
+        try:
+            store = kvio.open_store(
+                "posix-tmpfile", root=disk_path / "root", durability="durable", options=options
+            )
+        except kvio.UnsupportedError as exc:
+            return str(exc)
+        with store, faultlab.free_descriptors(1):
+            receipt = store.write_block("k", b"data")
+            assert (receipt.level, receipt.existed) == ("durable", False)
+        return ""
+
+    said = children.in_child(work)
+    if said:
+        pytest.skip(said)
+
+
 @pytest.mark.parametrize("backend", ["posix-tmpfile", "posix-direct", "hybrid"])
 def test_more_parts_than_one_call_takes(root: Path, backend: str) -> None:
     """Three thousand pieces, empty ones among them, are written joined and read split."""

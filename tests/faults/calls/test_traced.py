@@ -47,7 +47,7 @@ SITES: Final = {
     "fcntl": "fcntl",
     "truncate": "ftruncate",
     "random": "getrandom",
-    "alive": "openat",
+    "alive": "newfstatat",
 }
 #: What other kernels, libraries and versions of strace call the same.
 ALIASES: Final = {
@@ -110,7 +110,6 @@ def strangers(name: str, listed: Counter[str], sites: dict[str, int]) -> list[st
     counted: Counter[str] = Counter()
     for site, number in sites.items():
         counted[SITES[site]] += number
-    counted["close"] += sites["alive"]  # what was opened to see whether a directory lives
     more = beside(name)
     if kernel["cachestat"] and not counted["cachestat"] and name.startswith("shared file"):
         kernel.subtract(PROBE)  # the mount table changed, so the medium was asked again
