@@ -15,6 +15,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from kvio.descriptors import SHARED
+
 from .faults.reporting import pytest_terminal_summary as pytest_terminal_summary
 from .media import IN_MEMORY, filesystem_of
 from .posix import mounts
@@ -104,6 +106,12 @@ def real_disk(disk_path: Path, disk_filesystem: str) -> Path:
     if disk_filesystem in IN_MEMORY:
         pytest.skip(f"{disk_path.parent} is {disk_filesystem}, not a disk: set KVIO_TEST_DIR")
     return disk_path
+
+
+@pytest.fixture(autouse=True)
+def _descriptors_are_plenty() -> None:
+    """Forget that an earlier test let the process run out of descriptors, if only by a fault."""
+    SHARED._most = 1 << 20
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ PUBLIC = {"kvio", "types", "errors"}
 _MEDIA = {"backends.posix", "medium"}
 _BACKEND = {
     *("abc", "errors", "types", "url", "format", "buffers", "medium", "policies", "_native", "s3"),
-    "system_memory",
+    *("descriptors", "system_memory"),
 }
 
 #: What each module or package may import of kvio, besides itself. Nothing may import what is not
@@ -28,6 +28,7 @@ _BACKEND = {
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
+    "descriptors": set(),
     "_native": set(),
     "url": {"types", "errors"},
     "format": {"types", "errors"},
@@ -46,10 +47,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("exits", "threads", "url"),
     },
     "sharedfile": {
-        *("_native", "buffers", "errors", "executor", "exits", "forks", "medium", "placement"),
-        *("policies", "threads", "types"),
+        *("_native", "buffers", "descriptors", "errors", "executor", "exits", "forks"),
+        *("medium", "placement", "policies", "threads", "types"),
     },
-    "registry": {"abc", "errors"},
+    "registry": {"abc", "descriptors", "errors"},
     "threads": {"errors"},
     "executor": {"exits", "threads", "types", "errors"},
     "calls": {"executor", "placement", "threads", "types", "errors"},

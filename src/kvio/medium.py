@@ -103,7 +103,7 @@ def examine(dirfd: int, probe_name: str) -> Medium:
     """Find out by trying; leaves nothing behind.
 
     Raises:
-        OSError: no file can be made in the directory.
+        OSError: no file can be made in the directory, or a descriptor is lacking.
     """
     probe = _native.probe(dirfd, probe_name)
     ground = _ground(dirfd)
@@ -273,7 +273,9 @@ def _mount_options(dirfd: int) -> str | None:
     try:
         info = Path(f"/proc/self/fdinfo/{dirfd}").read_text()
         mounts = Path("/proc/self/mountinfo").read_text()
-    except OSError:
+    except OSError as exc:
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         return None
     wanted = next((x.split()[1] for x in info.splitlines() if x.startswith("mnt_id:")), None)
     for line in mounts.splitlines():

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from kvio.abc import Backend
+from kvio.descriptors import retrying
 from kvio.errors import ConfigError, MissingDependencyError, UnknownBackendError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _entry_points() -> EntryPoints:
     # Imported late: a quarter of the time `import kvio` would take.
     from importlib.metadata import entry_points
 
-    return entry_points(group=GROUP)
+    return retrying(lambda: entry_points(group=GROUP))
 
 
 def _import(entry: EntryPoint) -> object:

@@ -262,7 +262,7 @@ def test_an_error_that_passes_changes_no_way_of_publishing(root: Path) -> None:
     with kvio.open_store("posix-tmpfile", root=root) as store:
         before = store.capabilities.publish
         with (
-            faults.inject("open_temp", error=errno.EMFILE),
+            faults.inject("open_temp", error=errno.EAGAIN),
             pytest.raises(kvio.TransientStorageError),
         ):
             store.write_block("k", b"data", if_exists="replace")

@@ -13,6 +13,7 @@ import pytest
 
 import kvio
 from kvio._native import faults
+from kvio.descriptors import SHARED
 from tests.posix import faultlab
 from tests.posix.scenarios import SCENARIOS, Memory, Outcome, Scenario
 
@@ -233,8 +234,8 @@ class Bench:
             require(self.load(key) == stored, "the store reads something else than what is there")
 
     def descriptors(self) -> int:
-        """Count open descriptors beside the directories that the store keeps."""
-        return len(faultlab.open_descriptors()) - len(self.engine.directories.kept)
+        """Count open descriptors beside the directories that stores keep."""
+        return len(faultlab.open_descriptors()) - len(SHARED._kept)
 
     def load(self, key: str) -> bytes | None:
         """Read a block through the store."""

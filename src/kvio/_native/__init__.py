@@ -85,12 +85,12 @@ class Places:
     def __init__(self, prefix: bytes) -> None:
         self._keep = from_buffer(prefix)
         self.cdata = new("kvio_places *", (self._keep, len(prefix)))
-        for leaf in range(len(self.cdata.leaves)):
-            self.cdata.leaves[leaf] = -1
+        for leaf in self.cdata.leaves:
+            leaf.fd = -1
 
-    def set(self, leaf: int, fd: int) -> None:
-        """Say which descriptor is open on a directory; -1: none."""
-        self.cdata.leaves[leaf] = fd
+    def leaf(self, number: int) -> Any:
+        """Return the ``kvio_dir *`` of a directory, which lives as long as this object."""
+        return self.cdata.leaves + number
 
 
 def copy_call(template: Template) -> Any:
@@ -129,11 +129,29 @@ def open_dir(
     return check(lib.kvio_open_dir(call, rootfd, path.encode(), create), path)
 
 
+def dir_handle(fd: int) -> bytes | None:
+    """Return what tells a directory from one that is removed and made again under its name.
+
+    None: the file system has no such handles (name_to_handle_at(2)), or the system forbids it.
+    """
+    handle = ffi.new("uint8_t[]", lib.KVIO_HANDLE_BYTES)
+    nbytes = lib.kvio_dir_handle(current_fault(), fd, handle)
+    return bytes(ffi.buffer(handle, nbytes)) if nbytes > 0 else None
+
+
 def probe(dirfd: int, name: str) -> dict[str, int]:
-    """Try what a directory's file system can do; see ``kvio_probe_result``."""
+    """Try what a directory's file system can do; see ``kvio_probe_result``.
+
+    Raises:
+        OSError: no file can be made in it, or a descriptor is lacking to find out.
+    """
     result = ffi.new("kvio_probe_result *")
     check(lib.kvio_probe(dirfd, os.fsencode(name), result))
-    return {field: int(getattr(result, field)) for field, _ in ffi.typeof(result[0]).fields}
+    found = {field: int(getattr(result, field)) for field, _ in ffi.typeof(result[0]).fields}
+    for lacking in (errno.EMFILE, errno.ENFILE):
+        if -lacking in found.values():
+            check(-lacking)
+    return found
 
 
 def fs_magic(fd: int) -> int:

@@ -13,6 +13,7 @@ SOURCES = (
     "columns.c",
     "crc32c.c",
     "directory.c",
+    "dirs.c",
     "look.c",
     "numa.c",
     "parts.c",

@@ -2,21 +2,19 @@
 #include "kvio.h"
 
 /* Where a key lives; turns it into its file name: no key contains a tilde. */
-static void place(const kvio_places *places, kvio_op *op, char *name, size_t length)
+static void place(kvio_places *places, kvio_op *op, char *name, size_t length)
 {
 	kvio_blake2b_128(places->prefix, places->prefix_bytes, name, length, op->key_hash);
-	op->dirfd = __atomic_load_n(&places->leaves[op->key_hash[0]], __ATOMIC_RELAXED);
+	op->dir = &places->leaves[op->key_hash[0]];
 	for (char *at = name; (at = memchr(at, '/', (size_t)(name + length - at)));)
 		*at = '~';
 }
 
-size_t kvio_fill_ops(kvio_op *ops, size_t nops, const kvio_places *places, const int32_t *dirfds,
-		     char *names, const uint32_t *modes, size_t nmodes, const uint32_t *counts,
-		     const uint64_t *sizes, kvio_part *parts, size_t nparts,
-		     void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags)
+void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_places *places, kvio_dir *const *dirs,
+		   char *names, const uint32_t *modes, size_t nmodes, const uint32_t *counts,
+		   const uint64_t *sizes, kvio_part *parts, size_t nparts,
+		   void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags)
 {
-	size_t homeless = 0;
-
 	for (size_t i = 0; i < nparts; i++) {
 		parts[i].base = bases[i];
 		parts[i].nbytes = lengths[i];
@@ -35,13 +33,11 @@ size_t kvio_fill_ops(kvio_op *ops, size_t nops, const kvio_places *places, const
 		if (places)
 			place(places, op, names, length);
 		else
-			op->dirfd = dirfds[i];
-		homeless += op->dirfd < 0;
+			op->dir = dirs[i];
 		names += length + 1;
 		op->nbytes = counts ? sizes[i] : parts->nbytes;
 		parts += op->nparts;
 	}
-	return homeless;
 }
 
 void kvio_get_answers(const kvio_op *ops, size_t nops, int64_t *answers)
@@ -66,6 +62,13 @@ void kvio_get_crcs(const kvio_op *ops, size_t nops, uint32_t *crcs)
 		crcs[i] = ops[i].crc;
 }
 
+int kvio_lacks_descriptor(const kvio_op *op)
+{
+	return (op->status == -EMFILE || op->status == -ENFILE) &&
+	       (op->site == KVIO_SITE_OPEN_TEMP || op->site == KVIO_SITE_OPEN_READ ||
+		op->site == KVIO_SITE_OPEN_DIR);
+}
+
 void kvio_sum_up(const kvio_op *ops, size_t nops, kvio_summary *summary)
 {
 	memset(summary, 0, sizeof(*summary));
@@ -73,6 +76,7 @@ void kvio_sum_up(const kvio_op *ops, size_t nops, kvio_summary *summary)
 	for (size_t i = 0; i < nops; i++) {
 		summary->good += !ops[i].status;
 		summary->stale += ops[i].status == -ESTALE;
+		summary->exhausted += (size_t)kvio_lacks_descriptor(&ops[i]);
 		summary->existed += !!ops[i].existed;
 		summary->moved_less += ops[i].done < ops[i].nbytes;
 		if ((int32_t)ops[i].mode_taken != summary->mode_taken)
@@ -103,7 +107,7 @@ void kvio_leave(kvio_tally *tally, const kvio_op *ops, size_t nops)
 }
 
 static int one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
-	       size_t bounce_bytes, const kvio_places *places, int dirfd, uint32_t mode,
+	       size_t bounce_bytes, kvio_places *places, kvio_dir *dir, uint32_t mode,
 	       const char *name, void *base, size_t nbytes, kvio_op *op,
 	       int (*batch)(kvio_call *, kvio_op *, size_t))
 {
@@ -116,9 +120,10 @@ static int one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bo
 	if (length >= sizeof(text))
 		return op->status = -ENAMETOOLONG;
 	memcpy(text, name, length + 1);
-	op->dirfd = dirfd;
+	op->dir = dir;
 	if (places)
 		place(places, op, text, length);
+	op->dirfd = kvio_dir_acquire(op->dir);
 	if (op->dirfd < 0)
 		return op->status = -ESTALE;
 	call.fault = fault;
@@ -132,6 +137,7 @@ static int one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bo
 	kvio_enter(tally);
 	batch(&call, op, 1);
 	kvio_leave(tally, op, 1);
+	kvio_dir_release(op->dir);
 	op->name = NULL;
 	op->parts = NULL;
 	__atomic_store_n(&shared->expect_standing, call.expect_standing, __ATOMIC_RELAXED);
@@ -141,17 +147,17 @@ static int one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bo
 }
 
 int kvio_write_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
-		   size_t bounce_bytes, const kvio_places *places, int dirfd, uint32_t mode,
+		   size_t bounce_bytes, kvio_places *places, kvio_dir *dir, uint32_t mode,
 		   const char *name, void *base, size_t nbytes, kvio_op *op)
 {
-	return one(shared, tally, fault, bounce, bounce_bytes, places, dirfd, mode, name, base,
+	return one(shared, tally, fault, bounce, bounce_bytes, places, dir, mode, name, base,
 		   nbytes, op, kvio_write_batch);
 }
 
 int kvio_read_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
-		  size_t bounce_bytes, const kvio_places *places, int dirfd, uint32_t mode,
+		  size_t bounce_bytes, kvio_places *places, kvio_dir *dir, uint32_t mode,
 		  const char *name, void *base, size_t nbytes, kvio_op *op)
 {
-	return one(shared, tally, fault, bounce, bounce_bytes, places, dirfd, mode, name, base,
+	return one(shared, tally, fault, bounce, bounce_bytes, places, dir, mode, name, base,
 		   nbytes, op, kvio_read_batch);
 }

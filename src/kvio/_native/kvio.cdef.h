@@ -94,6 +94,7 @@
 #define KVIO_MAX_ALIGN 65536
 #define KVIO_TEMP_NAME 96
 #define KVIO_NAME_BYTES 256
+#define KVIO_HANDLE_BYTES 128
 #define KVIO_UNKNOWN 255
 
 #define KVIO_CRC_PORTABLE 0
@@ -117,12 +118,21 @@ typedef struct {
 	int32_t seen[KVIO_SITES];
 } kvio_fault;
 
+/* A directory that a store keeps open between calls: its descriptor (-1: closed), how
+ * many operations use it now, and whether one has since that was last asked.  Changed
+ * atomically; the descriptor is closed only while nothing uses it. */
+typedef struct {
+	int32_t fd;
+	int32_t users;
+	int32_t recent;
+} kvio_dir;
+
 /* Where the blocks of a store with hashed directories lie: what is hashed before a
- * key, and the open directories by the first byte of the hash, -1 where none is. */
+ * key, and the directories by the first byte of the hash. */
 typedef struct {
 	const uint8_t *prefix;
 	size_t prefix_bytes;
-	int32_t leaves[256];
+	kvio_dir leaves[256];
 } kvio_places;
 
 /* What is under way in a store, and blocks moved so far by mode; changed atomically. */
@@ -161,8 +171,10 @@ typedef struct {
 } kvio_call;
 
 /* One block to write, read or look at: the request, then the answer.  A negative
- * dirfd is -errno: why the directory could not be opened. */
+ * dirfd is -errno: why the directory could not be opened.  dir: what dirfd was acquired
+ * from, NULL where the caller closes it. */
 typedef struct {
+	kvio_dir *dir;
 	int32_t dirfd;
 	uint32_t mode;
 	const char *name;
@@ -210,9 +222,8 @@ typedef struct {
  * zero byte; counts says how many of the bases and lengths belong to each operation
  * and sizes how many of their bytes, NULL: one, and all; nmodes 1: all have one mode.
  * With places the names are keys: they are hashed, and turned into file
- * names where they stand; else dirfds has the directories.  Returns how many
- * operations are without a directory. */
-size_t kvio_fill_ops(kvio_op *ops, size_t nops, const kvio_places *places, const int32_t *dirfds,
+ * names where they stand; else dirs has the directories, NULL where none is kept. */
+void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_places *places, kvio_dir *const *dirs,
 		     char *names, const uint32_t *modes, size_t nmodes, const uint32_t *counts,
 		     const uint64_t *sizes, kvio_part *parts, size_t nparts,
 		     void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags);
@@ -223,17 +234,32 @@ size_t kvio_fill_ops(kvio_op *ops, size_t nops, const kvio_places *places, const
 void kvio_get_answers(const kvio_op *ops, size_t nops, int64_t *answers);
 void kvio_get_crcs(const kvio_op *ops, size_t nops, uint32_t *crcs);
 
+/* Directories.  kvio_acquire_dirs acquires those of operations, in order, up to the first
+ * that is closed, and returns how many it did; kvio_release_dirs releases as many.
+ * kvio_dir_acquire returns the descriptor, or -1 and has acquired nothing.
+ * kvio_dir_evict takes away the descriptor, which the caller closes; -1: it is in use.
+ * kvio_dir_was_used: acquired since the last such question? */
+size_t kvio_acquire_dirs(kvio_op *ops, size_t nops);
+void kvio_release_dirs(const kvio_op *ops, size_t nops);
+int kvio_dir_acquire(kvio_dir *dir);
+void kvio_dir_release(kvio_dir *dir);
+int kvio_dir_evict(kvio_dir *dir);
+int kvio_dir_was_used(kvio_dir *dir);
+
 /* How an array of operations ended, in sum: without error; in a directory that was
- * removed; kept a standing block; moved fewer bytes than asked for; mode_taken of
- * them all, or -1. */
+ * removed; as kvio_lacks_descriptor asks; kept a
+ * standing block; moved fewer bytes than asked for; mode_taken of them all, or -1. */
 typedef struct {
 	size_t good;
 	size_t stale;
+	size_t exhausted;
 	size_t existed;
 	size_t moved_less;
 	int32_t mode_taken;
 } kvio_summary;
 void kvio_sum_up(const kvio_op *ops, size_t nops, kvio_summary *summary);
+/* Did an operation end because there was no descriptor left, before it changed anything? */
+int kvio_lacks_descriptor(const kvio_op *op);
 /* How many from the front went well. */
 size_t kvio_leading(const kvio_op *ops, size_t nops);
 
@@ -255,12 +281,12 @@ int kvio_delete_batch(kvio_call *call, kvio_op *ops, size_t nops);
 
 /* One block in one piece of memory, the request as plain arguments: a third of the
  * cost of an array of one.  shared is copied; op is the answer.  With places name is
- * a key and dirfd unused; -ESTALE: its directory is not open. */
+ * a key and dir unused; -ESTALE: its directory is not open. */
 int kvio_write_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
-		   size_t bounce_bytes, const kvio_places *places, int dirfd, uint32_t mode,
+		   size_t bounce_bytes, kvio_places *places, kvio_dir *dir, uint32_t mode,
 		   const char *name, void *base, size_t nbytes, kvio_op *op);
 int kvio_read_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
-		  size_t bounce_bytes, const kvio_places *places, int dirfd, uint32_t mode,
+		  size_t bounce_bytes, kvio_places *places, kvio_dir *dir, uint32_t mode,
 		  const char *name, void *base, size_t nbytes, kvio_op *op);
 
 /* One large block by several threads: begin, then ranges side by side, then end. */
@@ -276,6 +302,8 @@ int kvio_read_end(kvio_call *call, kvio_op *op);
 
 /* Directories.  Paths are relative, made of validated components, never followed through links. */
 int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create);
+/* What tells a directory from one that is removed and made again, as many bytes as returned. */
+int kvio_dir_handle(kvio_fault *fault, int fd, uint8_t handle[128]);
 int kvio_probe(int dirfd, const char *temp_prefix, kvio_probe_result *result);
 int kvio_fs_magic(int fd, uint64_t *magic);
 int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident,

@@ -7,6 +7,7 @@ under CPython 3.11).
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from itertools import chain
 from types import TracebackType
@@ -39,13 +40,11 @@ class Answer(NamedTuple):
 class Ops:
     """Operations on blocks; the callers' memory is borrowed inside the with block alone.
 
-    *names* are keys where *places* hashes them, else file names in the directories *dirfds*, of
-    which a negative one is the -errno of opening it. *modes* has one for each, or one for all.
-    *homeless* counts operations without a
-    directory.
+    *names* are keys where *places* hashes them, else file names in the directories *dirs*, each a
+    ``kvio_dir *`` or NULL. *modes* has one for each, or one for all.
     """
 
-    __slots__ = ("_keep", "_views", "count", "flags", "homeless", "ops")
+    __slots__ = ("_keep", "_views", "count", "flags", "ops")
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class Ops:
         modes: Sequence[int],
         *,
         places: Places | None,
-        dirfds: Sequence[int] | None = None,
+        dirs: Sequence[Any] = (),
         offset: int = 0,
         flags: int = 0,
     ) -> None:
@@ -72,10 +71,10 @@ class Ops:
         text = bytearray("\0".join(names), "ascii")
         text.append(0)
         c_text = from_buffer(text)
-        self._keep = (c_parts, c_text)
+        self._keep = (c_parts, c_text, dirs)
         self._views = list(map(from_buffer, flat))
-        self.homeless: int = lib.kvio_fill_ops(
-            self.ops, self.count, NULL if places is None else places.cdata, dirfds or NULL, c_text,
+        lib.kvio_fill_ops(
+            self.ops, self.count, NULL if places is None else places.cdata, dirs or NULL, c_text,
             modes, len(modes), *many, c_parts, len(flat), self._views, lengths, offset, flags,
         )  # fmt: skip
 
@@ -90,38 +89,50 @@ class Ops:
     ) -> None:
         self._views.clear()
 
-    def run(self, function: Any, call: Any) -> int:
-        """Run *function* over all operations; how many went well."""
-        good = int(function(call, self.ops, self.count))
-        if raised:
-            reraise()
-        return good
+    def acquire(self, start: int, stop: int) -> int:
+        """Acquire directories from *start* on; the first operation whose is not open, or *stop*."""
+        return start + int(lib.kvio_acquire_dirs(self.ops + start, stop - start))
 
-    def run_again(self, function: Any, call: Any, index: int, dirfd: int) -> int:
-        """Run one operation anew, in another directory."""
+    def release(self, start: int, stop: int) -> None:
+        """Release the directories of some operations."""
+        lib.kvio_release_dirs(self.ops + start, stop - start)
+
+    def set_directory(self, index: int, fd: int, kept: Any = NULL) -> None:
+        """Set an operation's directory, or the -errno of opening it.
+
+        *kept*: the ``kvio_dir *`` that was acquired for it; NULL: the caller closes *fd*.
+        """
         op = self.ops[index]
-        op.dirfd, op.flags, op.site, op.status = dirfd, self.flags, 0, 0
-        good = int(function(call, self.ops + index, 1))
+        op.dir, op.dirfd = kept, fd
+
+    def run(self, function: Any, call: Any, start: int, stop: int) -> int:
+        """Run *function* over some operations and return how many went well."""
+        good = int(function(call, self.ops + start, stop - start))
         if raised:
             reraise()
         return good
 
-    def homeless_indices(self) -> list[int]:
-        """Say which operations are without a directory."""
-        return [index for index in range(self.count) if self.ops[index].dirfd < 0]
+    def begin_again(self, index: int) -> None:
+        """Forget how one operation ended, but not that an existing block was judged unfit."""
+        op = self.ops[index]
+        op.flags, op.site = self.flags | (op.flags & lib.KVIO_OP_UNFIT), 0
+        op.status = -errno.ECANCELED  # until it is tried
 
-    def set_directory(self, index: int, dirfd: int) -> None:
-        """Give an operation its directory, or the -errno of opening it."""
-        self.ops[index].dirfd = dirfd
+    def run_again(self, function: Any, call: Any, index: int) -> int:
+        """Run one operation anew and return its status."""
+        self.begin_again(index)
+        self.run(function, call, index, index + 1)
+        return int(self.ops[index].status)
 
     def leaf(self, index: int) -> int:
         """Give the number of the directory that a key's hash named."""
         return int(self.ops[index].key_hash[0])
 
-    def sum_up(self) -> Any:
-        """Give the ``kvio_summary`` of all operations."""
+    def sum_up(self, start: int = 0, stop: int | None = None) -> Any:
+        """Give the ``kvio_summary`` of all operations, or of some."""
         summary = new("kvio_summary *")
-        lib.kvio_sum_up(self.ops, self.count, summary)
+        last = self.count if stop is None else stop
+        lib.kvio_sum_up(self.ops + start, last - start, summary)
         return summary
 
     def leading(self) -> int:
@@ -186,7 +197,7 @@ def run_one(
     tally: Tally,
     bounce: Memory | None,
     places: Places | None,
-    dirfd: int,
+    kept: Any,
     mode: int,
     name: bytes,
     part: memoryview,
@@ -198,7 +209,7 @@ def run_one(
     try:
         function(
             call, tally.cdata, current_fault(), room, room_bytes,
-            NULL if places is None else places.cdata, dirfd, mode, name, view, len(part), op,
+            NULL if places is None else places.cdata, kept, mode, name, view, len(part), op,
         )  # fmt: skip
     finally:
         release(view)

@@ -51,8 +51,11 @@ static int put_bytes_twice(kvio_call *call, kvio_op *op)
 /* The look for a standing block: 0, -EEXIST where the caller must not find one. */
 static int look(kvio_call *call, kvio_op *op)
 {
-	int r = kvio_standing_kept(call, op);
+	int r;
 
+	if (op->flags & KVIO_OP_UNFIT)	/* judged before a descriptor was lacking */
+		return 0;
+	r = kvio_standing_kept(call, op);
 	call->expect_standing = (int32_t)op->existed;
 	return !r && op->existed && call->if_exists == KVIO_ERROR ? -EEXIST : r;
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from kvio import exits, forks
 from kvio.buffers import Data
+from kvio.descriptors import retrying
 from kvio.errors import ConfigError, StoreClosedError, UnsupportedError
 from kvio.sharedfile import opening, ranks, sealing, steps
 from kvio.sharedfile.layout import Extent, Layout, Missing
@@ -94,7 +95,7 @@ class SharedFile:
             BlockExistsError: the path is taken, being written, or was left unfinished.
             StorageFullError: there is no room for all of it; nothing is left behind.
         """
-        return cls(opening.create(path, size, writers, rank, options))
+        return cls(retrying(lambda: opening.create(path, size, writers, rank, options)))
 
     @classmethod
     def from_comm(
@@ -154,8 +155,8 @@ class SharedFile:
             AccessDeniedError: it is another user's.
         """
         if rank is None:
-            return cls(opening.sealed(path, verify))
-        return cls(opening.join(path, rank, io_threads, placement))
+            return retrying(lambda: cls(opening.sealed(path, verify)))
+        return retrying(lambda: cls(opening.join(path, rank, io_threads, placement)))
 
     @classmethod
     def recover(
@@ -172,7 +173,7 @@ class SharedFile:
             BlockExistsError: the handle that seals it is alive.
             CorruptBlockError: what is there was damaged or made by another version.
         """
-        return cls(opening.recover(path, io_threads, placement))
+        return retrying(lambda: cls(opening.recover(path, io_threads, placement)))
 
     def __del__(self) -> None:
         """Say that nobody closed it, and close it when its queued writes have ended."""

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from kvio._native import files
 from kvio._native.files import Words
+from kvio.descriptors import retrying
 from kvio.errors import StorageError, storage_error
 from kvio.sharedfile import plan as plans
 from kvio.sharedfile.layout import Missing, Stripe
@@ -119,7 +120,7 @@ class Map:
             if self.plan.durable:
                 files.sync(fd, journaled=journaled)
             else:
-                files.flush(fd)
+                retrying(lambda: files.flush(fd))
         except OSError:
             raise
         except BaseException:

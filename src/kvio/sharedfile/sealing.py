@@ -13,6 +13,7 @@ from typing import Final
 from kvio import _native
 from kvio._native import files
 from kvio.buffers import aligned, bounce_buffer
+from kvio.descriptors import retrying
 from kvio.errors import (
     BlockExistsError,
     CorruptBlockError,
@@ -104,7 +105,7 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
         except OSError:  # an inode that lost bytes is never trusted again
             map_.note(State.FAILED)
             raise
-        to_read = files.open_file(names.dirfd, names.data, os.O_RDONLY)
+        to_read = retrying(lambda: files.open_file(names.dirfd, names.data, os.O_RDONLY))
         try:
             _check_state(names, map_)  # a writer that closed meanwhile may have seen an error
             _publish(names, map_, journaled=journaled)

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -35,11 +36,11 @@ from kvio.backends.posix.root import (
     temp_prefix,
 )
 from kvio.buffers import BouncePool, total_bytes
+from kvio.descriptors import SHARED, retrying
 from kvio.errors import (
     BlockNotFoundError,
     ConfigError,
     KvioError,
-    StorageError,
     UnsupportedError,
     storage_error,
 )
@@ -89,6 +90,10 @@ class PosixBackend(Backend):
 
     def _open(self, inherited: int | None = None) -> None:
         """Open the root by its path, or the same directory as a parent process."""
+        retrying(partial(self._open_root, inherited))
+        SHARED.count_roots(1)
+
+    def _open_root(self, inherited: int | None) -> None:
         options = self.options
         if inherited is None:
             self._rootfd = open_root(
@@ -115,6 +120,8 @@ class PosixBackend(Backend):
         except OSError as exc:
             raise storage_error(exc.errno or errno.EIO, f"probe root {options.root!r}") from exc
         self._refuse_what_cannot_be(medium)
+        policy = self.choose_policy(medium)
+        fixed = isinstance(policy, Always)
         durable = options.durability == "durable"
         places = None
         if options.layout == "block":
@@ -122,8 +129,6 @@ class PosixBackend(Backend):
         directories = Directories(self._rootfd, places, durable=durable, journaled=medium.journaled)
         if durable and places is not None:
             self._make_directories(directories)
-        policy = self.choose_policy(medium)
-        fixed = isinstance(policy, Always)
         return Engine(
             name=self.name,
             options=options,
@@ -149,7 +154,7 @@ class PosixBackend(Backend):
         try:
             with self._typed("make the directories of"):
                 make_fan_out(directories)
-        except StorageError:
+        except BaseException:
             directories.close()
             raise
 
@@ -310,16 +315,17 @@ class PosixBackend(Backend):
 
     def open_raw(self, key: str) -> RawBlock:
         directory, name = place_of(self.options.layout, self.options.namespace, key)
-        leased: list[int] = []
+        directories = self._engine.directories
+
+        def open_file() -> RawBlock:
+            with directories.opened(directory) as dirfd:
+                return RawFile(dirfd, name, key)
+
         with self._typed("open a file of"):
             try:
-                dirfd = self._engine.directories.get(directory, create=False, leased=leased)
-                return RawFile(dirfd, name, key)
+                return retrying(open_file)
             except (FileNotFoundError, NotADirectoryError):
                 raise BlockNotFoundError(f"no block {key!r}", key=key) from None
-            finally:
-                for fd in leased:
-                    os.close(fd)
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         with self._typed("list the keys of"):
@@ -359,13 +365,18 @@ class PosixBackend(Backend):
         self._engine.run_all = run_all
 
     def after_fork(self) -> None:
-        for fd in self._engine.directories.kept.values():
-            os.close(fd)  # without the lock: another thread may have held it at the fork
-        self._open(self._rootfd)
+        SHARED.begin_in_child()  # this may be called before its own handler is
+        self._engine.directories.close_in_child()
+        inherited = self._rootfd
+        try:
+            self._open(inherited)
+        finally:
+            os.close(inherited)
 
     def close(self) -> None:
         self._engine.directories.close()
         os.close(self._rootfd)
+        SHARED.count_roots(-1)
 
 
 class PosixTmpfile(PosixBackend):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,8 @@ from kvio._native import Memory, Places, lib
 from kvio._native.ops import Answer, Ops, Tally
 from kvio.abc import RunAll
 from kvio.backends.posix import outcome
-from kvio.backends.posix.layout import LEAVES, Directories, split_key
+from kvio.backends.posix.groups import Groups
+from kvio.backends.posix.layout import Directories, split_key
 from kvio.backends.posix.modes import BOUNCING, LOOK, Choice, Chooser, choose_all
 from kvio.backends.posix.options import PosixOptions
 from kvio.backends.posix.root import RootWatch
@@ -31,9 +31,7 @@ VERIFY: Final = {
     "full": lib.KVIO_VERIFY_FULL,
 }
 _ANY_SIZE: Final = 1 << 40
-_STALE: Final = -errno.ESTALE
 _MISSING: Final = -errno.ENOENT
-_STALE_TRIES: Final = 8
 
 
 def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -265,12 +263,11 @@ class Engine:
         results: Callable[[Ops], list[BlockResult]] | None = None,
         moves: bool = True,
     ) -> Ops:
-        """Open directories, run one C call over the blocks, and repeat what was stale.
+        """Open directories, run the C core over the blocks, and repeat what was stale.
 
         *results*: makes the results of *cancel* where this is a batch. *moves*: what went well
         counts as moved in the mode it took.
         """
-        leased: list[int] = []
         ended: Ops | None = None
         bounces = op_flags & lib.KVIO_OP_SCRUB or not BOUNCING.isdisjoint(modes)
         bounce = self.bounce.take() if bounces else None
@@ -278,39 +275,38 @@ class Engine:
         try:
             call = self.make_call(flags, IF_EXISTS[if_exists], verify, cancel, bounce)
             names: Sequence[str] = blocks.keys
-            dirfds: list[int] | None = None
+            dirs: list[Any] = []
             if self.places is None:
-                directories, names = zip(*map(split_key, blocks.keys), strict=True)
-                dirfds = [self._directory(path, create, leased) for path in directories]
+                paths, names = zip(*map(split_key, blocks.keys), strict=True)
+                dirs = [self.directories.find(path, create=create) for path in paths]
             with Ops(
                 names,
                 blocks.parts,
                 blocks.sizes,
                 modes,
                 places=self.places,
-                dirfds=dirfds,
+                dirs=dirs,
                 offset=offset,
                 flags=op_flags,
             ) as ops:
                 ended = ops
                 if cancel is not None and results is not None:
                     cancel.results = partial(results, ops)
-                if ops.homeless and self.places is not None:
-                    for index in ops.homeless_indices():
-                        fd = self._directory(LEAVES[ops.leaf(index)], create, leased)
-                        ops.set_directory(index, fd)
-                        if fd < 0 and function is lib.kvio_look_batch:
-                            break
-                if ops.run(function, call) != ops.count and ops.sum_up().stale:
-                    self._repeat_stale(function, call, blocks.keys, ops, create, leased)
+                Groups(
+                    function,
+                    call,
+                    ops,
+                    blocks.keys,
+                    self.directories,
+                    hashed=self.places is not None,
+                    create=create,
+                ).run()
             if call.publish > self.publish:
                 self.publish = call.publish
         finally:
             self.tally.leave(ended if moves else None)
             if bounce is not None:
                 self.bounce.give(bounce)
-            for fd in leased:
-                os.close(fd)
         return ops
 
     def make_call(
@@ -332,44 +328,3 @@ class Engine:
         if cancel is not None:
             cancel.on_request(lambda: setattr(call, "cancel", 1))
         return call
-
-    def _directory(
-        self,
-        path: str,
-        create: bool,  # noqa: FBT001  # always by position, a few lines away
-        leased: list[int],
-    ) -> int:
-        """Give an open directory, or -errno."""
-        try:
-            return self.directories.get(path, create=create, leased=leased)
-        except OSError as exc:
-            return -(exc.errno or errno.EIO)
-
-    def _repeat_stale(
-        self,
-        function: Any,
-        call: Any,
-        keys: Sequence[str],
-        ops: Ops,
-        create: bool,  # noqa: FBT001
-        leased: list[int],
-    ) -> None:
-        """Run again what hit a directory that was removed under us, or a file that was replaced.
-
-        A file is stale only where another machine or a FUSE server replaces it; another may
-        replace the next one.
-        """
-        for index, answer in enumerate(ops.answers()):
-            status = answer.status
-            for _ in range(_STALE_TRIES):
-                if status != _STALE:
-                    break
-                path = LEAVES[ops.leaf(index)] if self.places else split_key(keys[index])[0]
-                try:
-                    self.directories.refresh(path, create=create)
-                except OSError as exc:
-                    fd = -(exc.errno or errno.EIO)
-                else:
-                    fd = self._directory(path, create, leased)
-                ops.run_again(function, call, index, fd)
-                status = ops.ops[index].status

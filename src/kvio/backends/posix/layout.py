@@ -1,4 +1,4 @@
-"""Where a key lives below the root, and the directories of a store, opened once.
+"""Where a key lives below the root, and the directories of a store, kept open.
 
 ``block``: two levels of 16 directories by the first byte of the key's hash; the file name is the
 key with ``/`` written ``~``, which no key contains. ``plain``: the path is the key.
@@ -7,12 +7,13 @@ key with ``/`` written ``~``, which no key contains. ``plain``: the path is the 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
-from typing import Final
+from contextlib import contextmanager
+from typing import Any, Final
 
 from kvio import _native
-from kvio._native import files
+from kvio._native import NULL, files, lib
+from kvio.descriptors import SHARED, retrying
 from kvio.format import key_hash
 from kvio.types import Layout, is_key
 
@@ -27,11 +28,45 @@ def split_key(key: str) -> tuple[str, str]:
     return directory, name
 
 
-class Directories:
-    """Open descriptors of the directories below a root, the first ones used kept open.
+class KeptDirectory:
+    """A directory that a store keeps open; *cdata* is the ``kvio_dir *`` that calls acquire.
 
-    A kept descriptor's number never changes its path: a directory that was removed and made again
-    is put under the same number (dup2), so that no other thread's call is disturbed.
+    *synced*: all has been done that writes of the store need for its name to be durable.
+    """
+
+    __slots__ = ("_owner", "cdata", "path", "synced")
+
+    def __init__(self, owner: Directories, path: str, cdata: Any, *, synced: bool) -> None:
+        self._owner = owner
+        self.path = path
+        self.cdata = cdata
+        self.synced = synced
+
+    def was_used(self) -> bool:
+        """Return whether a call acquired it since the last such question."""
+        return bool(lib.kvio_dir_was_used(self.cdata))
+
+    def evict(self) -> bool:
+        """Close it, unless its store has been closed meanwhile; False: a call uses it."""
+        if self.cdata.fd < 0:
+            return True
+        fd = lib.kvio_dir_evict(self.cdata)
+        if fd < 0:
+            return False
+        self._owner.kept.pop(self.path, None)
+        os.close(fd)
+        return True
+
+
+class Directories:
+    """The directories below a root: those used lately are kept open, as far as `SHARED` allows.
+
+    While an operation has acquired a kept directory, its descriptor's number never changes its
+    path: it is not closed, and a directory that was removed and made again is put under the same
+    number (dup2), so that no other thread's call is disturbed.
+
+    Attributes:
+        kept: by path; changed under the lock of `SHARED`.
     """
 
     def __init__(
@@ -39,49 +74,83 @@ class Directories:
     ) -> None:
         self.rootfd = rootfd
         self.journaled = journaled
+        self.kept: dict[str, KeptDirectory] = {}
         self._places = places
         self._durable = durable
-        self.kept: dict[str, int] = {}
-        self._lock = threading.Lock()
+        #: By path, the handles of hashed directories whose names are known to be on the disk.
+        self._synced: dict[str, bytes] = {}
 
-    def get(self, directory: str, *, create: bool, leased: list[int]) -> int:
-        """Give a descriptor, making the directory (0700) if asked.
+    def find(self, path: str, *, create: bool) -> Any:
+        """Return the ``kvio_dir *`` of a directory; NULL: `open` it."""
+        kept = self.kept.get(path)
+        return NULL if kept is None or create > kept.synced else kept.cdata
 
-        One that is not kept is added to *leased*: the caller closes it after its call.
+    def open(self, path: str, *, create: bool) -> tuple[int, KeptDirectory | None]:
+        """Return a descriptor, making the directory (0700) if asked.
+
+        With it comes the kept directory, which was acquired for the caller; None: the caller
+        closes the descriptor after its call.
 
         Raises:
             OSError: ENOENT where it is missing and *create* is False, or any other failure.
         """
-        fd = self.kept.get(directory)
-        if fd is not None:
-            return fd
-        fd = self._open_anew(directory, create=create)
-        with self._lock:
-            if directory not in self.kept and len(self.kept) < _MAX_OPEN:
-                self.keep(directory, fd)
-            else:
-                leased.append(fd)
-        return fd
+        with SHARED.lock:
+            kept = self._acquire(path)
+        if kept is None:
+            fd = self._open_anew(path, create=create)
+            with SHARED.lock:
+                kept = self._acquire(path)
+                if kept is None:
+                    return fd, self._keep(path, fd, synced=create)
+            os.close(fd)  # another thread was faster
+        if create > kept.synced:
+            try:
+                self.refresh(path, create=True)
+            except OSError:
+                lib.kvio_dir_release(kept.cdata)
+                raise
+        return kept.cdata.fd, kept
 
-    def keep(self, directory: str, fd: int) -> None:
-        """Keep a descriptor open under its path until `close`."""
-        self.kept[directory] = fd
-        if self._places is not None:
-            self._places.set(_LEAF_NUMBERS[directory], fd)
-
-    def refresh(self, directory: str, *, create: bool) -> None:
-        """Look a directory up again by its path, because the one that was open is removed.
+    @contextmanager
+    def opened(self, path: str) -> Iterator[int]:
+        """Hold the descriptor of an existing directory open.
 
         Raises:
-            OSError: as `get` does.
+            OSError: as `open` does.
         """
-        with self._lock:
-            old = self.kept.get(directory)
-            if old is None:
-                return
-            fd = self._open_anew(directory, create=create)
-            os.dup2(fd, old, inheritable=False)
+        fd, kept = self.open(path, create=False)
+        try:
+            yield fd
+        finally:
+            if kept is None:
+                os.close(fd)
+            else:
+                lib.kvio_dir_release(kept.cdata)
+
+    def add_synced(self, path: str, fd: int) -> None:
+        """Keep a hashed directory if there is room, else close it; the caller syncs its name."""
+        self._note_synced(path, fd)
+        with SHARED.lock:
+            kept = self._keep(path, fd, synced=True)
+        if kept is None:
             os.close(fd)
+        else:
+            lib.kvio_dir_release(kept.cdata)
+
+    def refresh(self, path: str, *, create: bool) -> int:
+        """Open an acquired directory anew by its path, under the same number.
+
+        Raises:
+            OSError: as `open` does.
+        """
+        fd = self._open_anew(path, create=create)
+        with SHARED.lock:
+            kept = self.kept[path]
+            number = int(kept.cdata.fd)
+        os.dup2(fd, number, inheritable=False)
+        os.close(fd)
+        kept.synced = create or self._always_synced
+        return number
 
     def sync(self, fd: int) -> None:
         """Sync a directory.
@@ -95,20 +164,77 @@ class Directories:
 
     def close(self) -> None:
         """Close every descriptor; no call may be under way."""
-        with self._lock:
-            for directory, fd in self.kept.items():
-                if self._places is not None:
-                    self._places.set(_LEAF_NUMBERS[directory], -1)
-                os.close(fd)
-            self.kept.clear()
+        with SHARED.lock:
+            while self.kept:
+                kept = self.kept.popitem()[1]
+                SHARED.remove(kept)
+                fd, kept.cdata.fd = kept.cdata.fd, -1
+                if fd >= 0:
+                    os.close(fd)
+
+    def close_in_child(self) -> None:
+        """Close what a forked child has of its parent, whatever the parent's threads did."""
+        for kept in self.kept.values():
+            if kept.cdata.fd >= 0:
+                os.close(kept.cdata.fd)
+
+    @property
+    def _always_synced(self) -> bool:
+        return not self._durable or self._places is not None
+
+    def _acquire(self, path: str) -> KeptDirectory | None:
+        kept = self.kept.get(path)
+        if kept is not None:
+            lib.kvio_dir_acquire(kept.cdata)
+        return kept
+
+    def _keep(self, path: str, fd: int, *, synced: bool) -> KeptDirectory | None:
+        """Keep a descriptor and acquire it; None: there is no room."""
+        if len(self.kept) >= _MAX_OPEN:
+            return None
+        if self._places is None:
+            cdata = _native.new("kvio_dir *", (-1,))
+        else:
+            cdata = self._places.leaf(_LEAF_NUMBERS[path])
+        kept = KeptDirectory(self, path, cdata, synced=synced or self._always_synced)
+        if not SHARED.add(kept):
+            return None
+        cdata.fd = fd
+        lib.kvio_dir_acquire(cdata)
+        self.kept[path] = kept
+        return kept
+
+    def _note_synced(self, path: str, fd: int) -> None:
+        handle = _native.dir_handle(fd)
+        if handle is not None:
+            self._synced[path] = handle
 
     def _open_anew(self, directory: str, *, create: bool) -> int:
+        if self._durable and self._places is not None:
+            return self._open_synced(directory, create=create)
+        return self._open_dir(directory, create=create, durable=create and self._durable)
+
+    def _open_synced(self, directory: str, *, create: bool) -> int:
+        """Open a hashed directory of a durable store, syncing its name unless that was done.
+
+        For reads as well: a write that comes later finds it open, and syncs no parent.
+        """
+        try:
+            fd = self._open_dir(directory, create=False, durable=False)
+        except FileNotFoundError:
+            if not create:
+                raise
+        else:
+            if self._synced.get(directory) == (_native.dir_handle(fd) or b""):
+                return fd
+            os.close(fd)
+        fd = self._open_dir(directory, create=True, durable=True)
+        self._note_synced(directory, fd)
+        return fd
+
+    def _open_dir(self, directory: str, *, create: bool, durable: bool) -> int:
         return _native.open_dir(
-            self.rootfd,
-            directory,
-            create=create,
-            durable=create and self._durable,
-            journaled=self.journaled,
+            self.rootfd, directory, create=create, durable=durable, journaled=self.journaled
         )
 
 
@@ -116,7 +242,7 @@ def make_fan_out(directories: Directories) -> None:
     """Make and sync all directories of ``layout=block``, so that no write has to sync a parent."""
     rootfd = directories.rootfd
     for leaf in LEAVES:
-        directories.keep(leaf, _native.open_dir(rootfd, leaf, create=True))
+        directories.add_synced(leaf, _native.open_dir(rootfd, leaf, create=True))
     for parent in LEAVES[::16]:
         fd = _native.open_dir(rootfd, parent[0], create=False)
         try:
@@ -176,11 +302,11 @@ def _walk(rootfd: int, directory: str, start: str = "") -> Iterator[tuple[str, s
 
 def _scan(rootfd: int, directory: str) -> Iterator[tuple[str, bool]]:
     try:
-        fd = _native.open_dir(rootfd, directory, create=False)
+        fd = retrying(lambda: _native.open_dir(rootfd, directory, create=False))
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
-        with os.scandir(fd) as entries:
+        with retrying(lambda: os.scandir(fd)) as entries:
             for entry in entries:
                 yield entry.name, entry.is_dir(follow_symlinks=False)
     finally:

@@ -10,7 +10,7 @@ import errno
 from time import monotonic
 from typing import Any, Final
 
-from kvio._native import lib
+from kvio._native import NULL, lib
 from kvio._native.ops import Answer, read_answer, run_one
 from kvio.backends.posix import large, outcome
 from kvio.backends.posix.engine import IF_EXISTS, Engine
@@ -73,16 +73,16 @@ class Quick:
 
     def _run(self, function: Any, call: Any, key: str, part: memoryview, mode: int) -> Any:
         engine = self._engine
-        dirfd, name = -1, key
+        kept, name = NULL, key
         if engine.places is None:
             directory, name = split_key(key)
-            dirfd = engine.directories.kept.get(directory, -1)
-            if dirfd < 0:
+            kept = engine.directories.find(directory, create=function is lib.kvio_write_one)
+            if kept == NULL:
                 return None
         bounce = engine.bounce.take() if mode in BOUNCING else None
         try:
             op = run_one(
-                function, call, engine.tally, bounce, engine.places, dirfd, mode,
+                function, call, engine.tally, bounce, engine.places, kept, mode,
                 name.encode(), part,
             )  # fmt: skip
         finally:
@@ -95,6 +95,8 @@ class Quick:
     def _answer(self, op: Any, key: str, nbytes: int) -> Answer | None:
         if op is None or op.status == _STALE:
             return None
+        if lib.kvio_lacks_descriptor(op) and not op.flags & lib.KVIO_OP_UNFIT:
+            return None  # a block that was judged is never judged again
         answer = read_answer(op)
         if answer.status:
             raise outcome.error_of(answer, key, nbytes, 0, self._engine.name)

@@ -41,12 +41,15 @@ class RawFile(RawBlock):
             if exc.errno in (errno.ELOOP, errno.ENXIO):
                 raise _no_file(key) from None
             raise storage_error(exc.errno or errno.EIO, "open the file", key=key) from exc
-        info = os.fstat(self._fd)
-        if not stat.S_ISREG(info.st_mode):
+        try:
+            info = os.fstat(self._fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise _no_file(key)
+            self.nbytes = info.st_size
+            self._dirfd = os.dup(dirfd)
+        except BaseException:
             os.close(self._fd)
-            raise _no_file(key)
-        self.nbytes = info.st_size
-        self._dirfd = os.dup(dirfd)
+            raise
 
     def read_into(self, out: memoryview, offset: int) -> None:
         done = 0

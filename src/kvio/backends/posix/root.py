@@ -59,7 +59,7 @@ def open_root(path: str, *, create: bool, shared: bool, durable: bool = False) -
 
 
 def reopen_root(fd: int, path: str) -> int:
-    """Open the directory of a parent process's descriptor anew, wherever it is now, and close that.
+    """Open the directory of a parent process's descriptor anew, wherever it is now.
 
     Raises:
         StorageError: it cannot be opened.
@@ -68,8 +68,6 @@ def reopen_root(fd: int, path: str) -> int:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
     except OSError as exc:
         raise storage_error(exc.errno or errno.EIO, f"open root {path!r}") from exc
-    finally:
-        os.close(fd)
 
 
 class RootWatch:
