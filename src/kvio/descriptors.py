@@ -30,6 +30,11 @@ _TURN_S: Final = 5.0
 T = TypeVar("T")
 
 
+def _limit() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return soft if 0 <= soft < _UNLIMITED else _UNLIMITED
+
+
 class Evictable(Protocol):
     """Something that keeps a descriptor open and can do without it."""
 
@@ -107,9 +112,12 @@ class KeptDescriptors:
                 if not self._evict_one():
                     break
 
+    def for_files(self) -> int:
+        """Return how many files calls may hold open besides: with what is kept three quarters."""
+        return max(0, _limit() * 3 // 4 - self._roots - len(self._kept))
+
     def _room(self) -> int:
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        share = (soft if 0 <= soft < _UNLIMITED else _UNLIMITED) // 2 - self._roots
+        share = _limit() // 2 - self._roots
         if len(self._kept) >= self._most:
             self._most += 1 / _CAUTION
         return min(share, int(self._most))

@@ -236,6 +236,52 @@ def test_a_batch_over_all_directories_needs_few_descriptors(
     assert all(faultlab.peek(root, key, layout=layout) == data_of(key) for key in keys[300::97])
 
 
+def test_a_durable_batch_goes_on_with_fewer_files_at_once(disk_path: Path) -> None:
+    """With a dozen descriptors left no block fails, and few are begun in vain."""
+
+    def work() -> None:
+        limit_descriptors(700)
+        with open_or_skip(disk_path / "root", durability="durable", io_threads=1) as store:
+            with faultlab.free_descriptors(12), faults.inject("read", nth=1 << 30) as fault:
+                results = store.write_blocks([(f"k{i}", data_of(f"k{i}")) for i in range(200)])
+            assert not [result.error for result in results if not result.ok]
+            assert calls(fault, "open_read") < 220
+            assert len(SHARED._kept) == 256, "directories were given back where none had to be"
+
+    alone(work)
+    assert faultlab.peek(disk_path / "root", "k199") == data_of("k199")
+
+
+def test_durable_batches_leave_descriptors_to_others(disk_path: Path) -> None:
+    """While six threads write durable batches, the rest of the process can open files."""
+
+    def work() -> None:
+        how: dict[str, Any] = {"durability": "durable", "layout": "plain", "io_threads": 1}
+        with open_or_skip(disk_path / "root", **how) as store:
+            limit_descriptors(4 * len(faultlab.open_descriptors()) + 200)
+            ended = threading.Event()
+
+            def write(number: int) -> None:
+                items = [(f"t{number}-{i}", b"data") for i in range(200)]
+                results = store.write_blocks(items)
+                assert not [result.error for result in results if not result.ok]
+
+            def open_files() -> None:
+                while not ended.is_set():
+                    os.close(os.open("/dev/null", os.O_RDONLY))
+
+            with ThreadPoolExecutor(7) as pool:
+                other = pool.submit(open_files)
+                writers = [pool.submit(write, number) for number in range(6)]
+                for writer in writers:
+                    writer.exception()
+                ended.set()
+                for one in (*writers, other):
+                    one.result()
+
+    alone(work)
+
+
 # What runs out all the same
 
 

@@ -23,6 +23,8 @@ new: Final[Any] = ffi.new
 release: Final[Any] = ffi.release
 NULL: Final[Any] = ffi.NULL
 
+os.register_at_fork(after_in_child=lib.kvio_forget_spare)
+
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _PARTS: Final[Any] = ffi.typeof("kvio_part[]")
 _MPOL_BIND: Final = 2

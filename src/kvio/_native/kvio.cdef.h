@@ -168,6 +168,7 @@ typedef struct {
 	int64_t handled_ms;		/* when handlers of signals could last run; 0: not yet */
 	int32_t expect_standing;	/* the last key that was asked for was taken */
 	int32_t umask_is_kind;		/* a new file was 0600 without further ado */
+	int32_t spare_files;		/* durable windows of the process hold so many open at most */
 } kvio_call;
 
 /* One block to write, read or look at: the request, then the answer.  A negative
@@ -274,6 +275,8 @@ void kvio_handle_signals(unsigned long thread, int (*run)(void));
 
 /* Blocks.  A batch returns how many operations ended with status 0. */
 int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops);
+/* In a forked child: the parent's threads, which are in the middle of batches, are not here. */
+void kvio_forget_spare(void);
 int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_stat_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_look_batch(kvio_call *call, kvio_op *ops, size_t nops);

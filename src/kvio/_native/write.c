@@ -211,16 +211,60 @@ static void finish(kvio_call *call, kvio_op *ops, size_t nops)
 	}
 }
 
+/* Files that the windows of the process hold open beyond one each. */
+static int64_t spare_in_use;
+
+static size_t take_spare(const kvio_call *call, size_t wanted)
+{
+	int64_t free;
+
+	if (!wanted)
+		return 0;
+	free = call->spare_files -
+	       __atomic_fetch_add(&spare_in_use, (int64_t)wanted, __ATOMIC_RELAXED);
+	if (free >= (int64_t)wanted)
+		return wanted;
+	free = free < 0 ? 0 : free;
+	__atomic_fetch_sub(&spare_in_use, (int64_t)wanted - free, __ATOMIC_RELAXED);
+	return (size_t)free;
+}
+
+static void give_spare(size_t spare)
+{
+	if (spare)
+		__atomic_fetch_sub(&spare_in_use, (int64_t)spare, __ATOMIC_RELAXED);
+}
+
+void kvio_forget_spare(void)
+{
+	__atomic_store_n(&spare_in_use, 0, __ATOMIC_RELAXED);
+}
+
+/* Up to most operations; fewer where no descriptor is left for the next. */
+static size_t prepare_window(kvio_call *call, kvio_op *ops, size_t most)
+{
+	for (size_t i = 0; i < most; i++) {
+		prepare(call, &ops[i]);
+		if (i && kvio_lacks_descriptor(&ops[i])) {
+			ops[i].status = ops[i].site = 0;
+			return i;
+		}
+	}
+	return most;
+}
+
 int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops)
 {
-	size_t most = call->flags & KVIO_DURABLE ? WINDOW : 1, window;
+	size_t most = call->flags & KVIO_DURABLE ? WINDOW : 1, window, spare;
 	int good = 0;
 
 	for (size_t at = 0; at < nops; at += window) {
-		window = kvio_min(most, nops - at);
-		for (size_t i = at; i < at + window; i++)
-			prepare(call, &ops[i]);
+		spare = take_spare(call, (size_t)kvio_min(most, nops - at) - 1);
+		window = prepare_window(call, ops + at, spare + 1);
 		finish(call, ops + at, window);
+		give_spare(spare);
+		if (window <= spare)	/* leave some to others from here on */
+			most = (window + 1) / 2;
 	}
 	for (size_t i = 0; i < nops; i++)
 		good += !ops[i].status;

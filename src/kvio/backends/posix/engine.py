@@ -20,6 +20,7 @@ from kvio.backends.posix.modes import BOUNCING, LOOK, Choice, Chooser, choose_al
 from kvio.backends.posix.options import PosixOptions
 from kvio.backends.posix.root import RootWatch
 from kvio.buffers import BouncePool
+from kvio.descriptors import SHARED
 from kvio.errors import StorageError
 from kvio.medium import Medium
 from kvio.types import BlockResult, Blocks, Cancellation, IfExists, Level, Parts, Receipt
@@ -274,6 +275,8 @@ class Engine:
         self.tally.enter()
         try:
             call = self.make_call(flags, IF_EXISTS[if_exists], verify, cancel, bounce)
+            if create and flags & lib.KVIO_DURABLE:
+                call.spare_files = SHARED.for_files()
             names: Sequence[str] = blocks.keys
             dirs: list[Any] = []
             if self.places is None:
