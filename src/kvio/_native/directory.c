@@ -9,25 +9,26 @@
 #define PROBE_BYTES 4096
 #define REMOVE_TRIES 3
 
-/* Make one directory, 0700 whatever the umask, and its name durable if asked. */
-static int make_dir(kvio_call *call, int parent, const char *name)
+/* Does this user own a directory, but may not use it?  A umask can take the owner's own
+ * bits of a new one, and its maker may have died before it gave them back. */
+static int lacks_own_bits(const struct stat *st)
 {
-	int r = sys_mkdirat(call->fault, parent, name, 0700), fd;
+	return S_ISDIR(st->st_mode) && st->st_uid == geteuid() && (st->st_mode & 0700) != 0700;
+}
+
+/* Make a directory usable again that cannot be opened.  What is opened here is the name
+ * itself, never what a link leads to; 0 where it may be tried again. */
+static int repair_closed(kvio_call *call, int parent, const char *name)
+{
+	int fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name,
+			    O_PATH | O_DIRECTORY | O_NOFOLLOW, 0), r;
 	struct stat st;
 
-	if (r == -EEXIST)
-		return 0;
-	if (r < 0)
-		return r;
-	fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name,
-			O_DIRECTORY | O_NOFOLLOW | O_RDONLY, 0);
-	if (fd == -EACCES)	/* a umask that took our own bits: not ours to open yet */
-		return sys_fchmodat(call->fault, parent, name, 0700);
 	if (fd < 0)
 		return fd;
 	r = sys_fstat(call->fault, fd, &st);
-	if (!r && (st.st_mode & 07777) != 0700)
-		r = sys_fchmod(call->fault, fd, 0700);
+	if (!r)
+		r = lacks_own_bits(&st) ? sys_chmod_path(call->fault, fd, 0700) : -EACCES;
 	sys_close(call->fault, fd);
 	return r;
 }
@@ -70,24 +71,53 @@ int kvio_sync_file(kvio_call *call, kvio_op *op)
 	return r < 0 ? kvio_failed(op, KVIO_SITE_FDATASYNC, r) : 0;
 }
 
+static int open_component(kvio_call *call, int parent, const char *name)
+{
+	const int flags = O_DIRECTORY | O_NOFOLLOW | O_RDONLY;
+	int fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0);
+
+	if (fd == -EACCES && !repair_closed(call, parent, name))
+		fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0);
+	return fd;
+}
+
+/* 0700 whatever the umask: exactly, of a directory that was just made; of another one of
+ * ours where this user would be refused something.  (root never is.)  What is only read
+ * may do without. */
+static int own_dir_mode(kvio_call *call, int fd, int made, int create)
+{
+	struct stat st;
+	int r = sys_fstat(call->fault, fd, &st);
+
+	if (r < 0)
+		return r;
+	if (made ? (st.st_mode & 07777) == 0700
+		 : !lacks_own_bits(&st) || !sys_access(call->fault, fd, R_OK | W_OK | X_OK))
+		return 0;
+	r = sys_fchmod(call->fault, fd, 0700);
+	return create ? r : 0;
+}
+
 static int step_into(kvio_call *call, int parent, const char *name, int create)
 {
-	int flags = O_DIRECTORY | O_NOFOLLOW | O_RDONLY;
-	int fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0), r;
+	int fd = open_component(call, parent, name), made = 0, r;
 
 	if (create && fd == -ENOENT) {
-		r = make_dir(call, parent, name);
-		if (r < 0)
+		r = sys_mkdirat(call->fault, parent, name, 0700);
+		if (r < 0 && r != -EEXIST)
 			return r;
-		fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0);
+		made = !r;
+		fd = open_component(call, parent, name);
 	}
+	if (fd < 0)
+		return fd;
+	r = own_dir_mode(call, fd, made, create);
 	/* Whoever made the directory may not have synced its name. */
-	if (fd >= 0 && create && call->flags & KVIO_DURABLE) {
+	if (!r && create && call->flags & KVIO_DURABLE)
 		r = sync_directory(call, parent);
-		if (r < 0) {
-			sys_close(call->fault, fd);
-			return r;
-		}
+	if (r < 0) {
+		sys_close(call->fault, fd);
+		return r;
 	}
 	return fd;
 }
@@ -96,25 +126,21 @@ static int step_into(kvio_call *call, int parent, const char *name, int create)
  * descriptor that the caller closes. */
 int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create)
 {
-	int fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, rootfd, ".",
-			    O_DIRECTORY | O_RDONLY, 0);
-	char *copy, *save = NULL, *name;
+	char *copy = strdup(path), *save = NULL, *name;
+	int fd = rootfd;
 
-	if (fd < 0)
-		return fd;
-	copy = strdup(path);
-	if (!copy) {
-		sys_close(call->fault, fd);
+	if (!copy)
 		return -ENOMEM;
-	}
 	for (name = strtok_r(copy, "/", &save); name && fd >= 0; name = strtok_r(NULL, "/", &save)) {
 		int next = step_into(call, fd, name, create);
 
-		sys_close(call->fault, fd);
+		if (fd != rootfd)
+			sys_close(call->fault, fd);
 		fd = next;
 	}
 	free(copy);
-	return fd;
+	return fd != rootfd ? fd : sys_openat(call->fault, KVIO_SITE_OPEN_DIR, rootfd, ".",
+					      O_DIRECTORY | O_RDONLY, 0);
 }
 
 /* Was the directory removed while it was open? */

@@ -28,6 +28,9 @@
 #ifndef SYS_cachestat
 #define SYS_cachestat 451		/* Linux 6.5, the same number on every architecture */
 #endif
+#ifndef SYS_fchmodat2
+#define SYS_fchmodat2 452		/* Linux 6.6 */
+#endif
 
 struct kvio_cachestat_range {
 	uint64_t off, len;
@@ -102,14 +105,32 @@ static inline int sys_fstatat(kvio_fault *fault, int dirfd, const char *path, st
 	return KVIO_CALL(fault, KVIO_SITE_FSTAT, fstatat(dirfd, path, st, AT_SYMLINK_NOFOLLOW));
 }
 
+/* May this user use a directory so? */
+static inline int sys_access(kvio_fault *fault, int fd, int mode)
+{
+	return KVIO_CALL(fault, KVIO_SITE_FSTAT, faccessat(fd, ".", mode, AT_EACCESS));
+}
+
 static inline int sys_fchmod(kvio_fault *fault, int fd, mode_t mode)
 {
 	return KVIO_CALL(fault, KVIO_SITE_FCHMOD, fchmod(fd, mode));
 }
 
-static inline int sys_fchmodat(kvio_fault *fault, int dirfd, const char *name, mode_t mode)
+/* The mode of what is open with O_PATH, for which fchmod is refused. */
+static inline int kvio_chmod_path(int fd, mode_t mode)
 {
-	return KVIO_CALL(fault, KVIO_SITE_FCHMOD, fchmodat(dirfd, name, mode, 0));
+	char path[32];
+	int r = (int)syscall(SYS_fchmodat2, fd, "", mode, AT_EMPTY_PATH);
+
+	if (!r || (errno != ENOSYS && errno != EPERM))
+		return r;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return chmod(path, mode);
+}
+
+static inline int sys_chmod_path(kvio_fault *fault, int fd, mode_t mode)
+{
+	return KVIO_CALL(fault, KVIO_SITE_FCHMOD, kvio_chmod_path(fd, mode));
 }
 
 static inline int sys_fallocate(kvio_fault *fault, int fd, uint64_t nbytes)

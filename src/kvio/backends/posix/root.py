@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -157,11 +158,28 @@ def _make(path: str, *, durable: bool) -> None:
         if durable:
             _sync_parent(path)
     except FileExistsError:
-        pass
+        _repair(path)
     except FileNotFoundError:
         raise ConfigError(f"the parent of root {path!r} does not exist") from None
     except OSError as exc:
         raise storage_error(exc.errno or errno.EIO, f"make root {path!r}") from exc
+
+
+def _repair(path: str) -> None:
+    """Make a root usable whose maker died between making it and giving it its mode.
+
+    A umask can take the owner's own bits. Left like that it is ours, and empty; what can be read
+    and is not empty is as somebody wants it. What else is wrong is found when it is opened.
+    """
+    with suppress(OSError):
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            info = os.fstat(fd)
+            lacks = ~info.st_mode & stat.S_IRWXU if info.st_uid == os.geteuid() else 0
+            if lacks and (lacks != stat.S_IWUSR or not os.listdir(path)):
+                os.chmod(f"/proc/self/fd/{fd}", 0o700)
+        finally:
+            os.close(fd)
 
 
 def _sync_parent(path: str) -> None:
