@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvio import _native
 from kvio.backends.posix.root import CALIBRATION_NAME, read_calibration, temp_prefix
 from kvio.errors import ConfigError, KvioError, storage_error
-from kvio.medium import Medium, examine
+from kvio.medium import Medium, examine, examine_to_read
 from kvio.opening import open_store
 from kvio.policies import load_calibration
 from kvio.tuning import scratch_directory
@@ -63,7 +63,8 @@ def diagnose(target: str) -> Diagnosis:
         open_store(target).close()  # says what is wrong with it
     diagnosis = _diagnose_directory(path, path)
     permissions = next(f for f in diagnosis.findings if f.name == "permissions")
-    opens = _try_opening(url, path, permissions)
+    read_only = any(f.name == "writing" for f in diagnosis.findings)
+    opens = _try_reading(target) if read_only else _try_opening(url, path, permissions)
     return Diagnosis(target, (opens, *diagnosis.findings), diagnosis.url, diagnosis.advice)
 
 
@@ -74,9 +75,15 @@ def _diagnose_directory(path: str, shown: str) -> Diagnosis:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            medium = examine(fd, temp_prefix() + secrets.token_hex(16))
             permissions = _permissions(os.fstat(fd))
             room = os.fstatvfs(fd)
+            try:
+                medium = examine(fd, temp_prefix() + secrets.token_hex(16))
+            except OSError as exc:
+                if exc.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                    raise
+                medium = examine_to_read(fd, fd, None)
+                return _diagnose_read_only(path, shown, medium, permissions, -exc.errno)
         finally:
             os.close(fd)
     except OSError as exc:
@@ -93,6 +100,22 @@ def _diagnose_directory(path: str, shown: str) -> Diagnosis:
     )
     url, advice = _recommend(path, medium, permissions)
     return Diagnosis(shown, findings, url, advice)
+
+
+def _diagnose_read_only(
+    path: str, shown: str, medium: Medium, permissions: Finding, status: int
+) -> Diagnosis:
+    """Answer what can be answered where nothing can be tried."""
+    writing = Finding(
+        "writing",
+        _refusal(status),
+        False,
+        "No file can be made here by this user: a store opens read-only, and blocks can be read.",
+    )
+    findings = (*_about_medium(medium), writing, permissions, *_about_machine())
+    shared = "" if permissions.good else "?shared_root=true"
+    advice = ("Ask again where it can be written to: most answers are found by trying.",)
+    return Diagnosis(shown, findings, f"hybrid://{path}{shared}", advice)
 
 
 def _about_medium(medium: Medium) -> Iterator[Finding]:
@@ -323,6 +346,16 @@ def _try_opening(url: StoreURL, path: str, permissions: Finding) -> Finding:
             reason = str(exc).replace(directory, path)
             return Finding(name, "does not open", False, f"{reason}.")
     return Finding(name, "opens", True, "The medium can do what its options ask for.")
+
+
+def _try_reading(target: str) -> Finding:
+    """Open a store that cannot be written to, which changes nothing."""
+    name = "a store by this URL"
+    try:
+        open_store(target).close()
+    except KvioError as exc:
+        return Finding(name, "does not open", False, f"{exc}.")
+    return Finding(name, "opens read-only", True, "What is stored there can be read.")
 
 
 def _diagnose_store(target: str) -> Diagnosis:

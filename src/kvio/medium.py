@@ -105,7 +105,19 @@ def examine(dirfd: int, probe_name: str) -> Medium:
     Raises:
         OSError: no file can be made in the directory, or a descriptor is lacking.
     """
-    probe = _native.probe(dirfd, probe_name)
+    return _judge(dirfd, _native.probe(dirfd, probe_name), read_only=False)
+
+
+def examine_to_read(dirfd: int, filefd: int, file: str | None) -> Medium:
+    """Find out without writing, from a *file* of the directory *filefd*, if there is one.
+
+    Raises:
+        OSError: the file cannot be opened, or a descriptor is lacking.
+    """
+    return _judge(dirfd, _native.probe_reading(filefd, file), read_only=True)
+
+
+def _judge(dirfd: int, probe: dict[str, int], *, read_only: bool) -> Medium:
     ground = _ground(dirfd)
     name = _name_of(probe["fs_magic"], ground)
     holder = ground.holder if name == "overlay" else _own_holder(dirfd, name)
@@ -113,7 +125,8 @@ def examine(dirfd: int, probe_name: str) -> Medium:
     options = _mount_options(dirfd)
     tmpfile = probe["tmpfile"] == 0 and 0 in (probe["link_empty_path"], probe["link_proc"])
     direct_io, direct_note = _judge_direct(name, probe)
-    notes = [direct_note] if direct_note else []
+    nothing_to_read = probe["direct"] == -errno.ENOENT
+    notes = [direct_note] if direct_note and not nothing_to_read else []
     doubt = _judge_durable(name, options, probe, ground)
     journaled = _is_journaled(holder, journal)
     # btrfs is journaled so, and before Linux 6.16 its log has nothing of a file that was synced
@@ -126,9 +139,9 @@ def examine(dirfd: int, probe_name: str) -> Medium:
             "durable blocks are written to named temporaries and renamed: a file that is synced "
             f"before it has a name may be lost on {_described(name, journal)}"
         )
-    if not tmpfile:
+    if not tmpfile and not read_only:
         notes.append("no usable O_TMPFILE: blocks are written to named temporaries and renamed")
-    if probe["cachestat"]:
+    if probe["cachestat"] and not nothing_to_read:
         notes.append("no cachestat: hybrid reads choose by size alone")
     return Medium(
         name=name,

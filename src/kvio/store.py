@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from kvio.calls import Calls, Pending, Settings
 from kvio.counters import Counters
 from kvio.damage import DamagedKeys
 from kvio.errors import (
+    AccessDeniedError,
     BlockNotFoundError,
     CorruptBlockError,
     KvioError,
@@ -452,12 +454,20 @@ class Store:
 
         Raises:
             InvalidKeyError: the key breaks the rules.
+            AccessDeniedError: the store is open read-only.
             UnsupportedError: the backend does not hand out what is stored (``raw_blocks``).
         """
         from kvio.quarantine import remove_corrupt  # late: few ask for it
 
         check_key(key)
-        if not self.capabilities.raw_blocks:
+        can = self.capabilities
+        if not can.writable:
+            raise AccessDeniedError(
+                f"cannot remove block {key!r}: store {self._url.place} is open read-only",
+                errno=errno.EROFS,
+                key=key,
+            )
+        if not can.raw_blocks:
             text = f"a {self._url.scheme} store does not hand out blocks as they are stored"
             raise UnsupportedError(text)
         remove = partial(

@@ -253,6 +253,7 @@ class Capabilities:
         native_batch: a batch is one call per I/O thread.
         shared: other processes see what is stored.
         raw_blocks: what is stored can be taken out as it is, damaged or not.
+        writable: blocks can be written and deleted; False: the store is open read-only.
         usable_after_fork: a forked child may go on using the store; else its calls raise.
         direct_io: direct I/O really bypasses the page cache here.
         memory_alignment: caller memory aligned to this many bytes is read and written without
@@ -269,6 +270,7 @@ class Capabilities:
     native_batch: bool = False
     shared: bool = False
     raw_blocks: bool = False
+    writable: bool = True
     usable_after_fork: bool = False
     direct_io: bool = False
     memory_alignment: int = 1

@@ -116,18 +116,29 @@ def check(status: int, path: str = "") -> int:
 
 
 def open_dir(
-    rootfd: int, path: str, *, create: bool, durable: bool = False, journaled: bool = True
+    rootfd: int,
+    path: str,
+    *,
+    create: bool,
+    durable: bool = False,
+    journaled: bool = True,
+    read_only: bool = False,
 ) -> int:
     """Open a directory below another, made 0700 if asked; the caller closes it.
 
-    *durable*: what is made is synced; *journaled*: see ``KVIO_UNJOURNALED``.
+    *durable*: what is made is synced; *journaled*: see ``KVIO_UNJOURNALED``; *read_only*: the mode
+    of no directory is repaired.
 
     Raises:
         OSError: as the failing system call says; links are never followed.
     """
     call = ffi.new("kvio_call *")
     call.fault = current_fault()
-    call.flags = (lib.KVIO_DURABLE if durable else 0) | (0 if journaled else lib.KVIO_UNJOURNALED)
+    call.flags = (
+        (lib.KVIO_DURABLE if durable else 0)
+        | (0 if journaled else lib.KVIO_UNJOURNALED)
+        | (lib.KVIO_READ_ONLY if read_only else 0)
+    )
     return check(lib.kvio_open_dir(call, rootfd, path.encode(), create), path)
 
 
@@ -149,6 +160,21 @@ def probe(dirfd: int, name: str) -> dict[str, int]:
     """
     result = ffi.new("kvio_probe_result *")
     check(lib.kvio_probe(dirfd, os.fsencode(name), result))
+    return _probed(result)
+
+
+def probe_reading(dirfd: int, name: str | None) -> dict[str, int]:
+    """Return as `probe` what a file in the directory shows, if one is named; nothing is written.
+
+    Raises:
+        OSError: the file cannot be opened, or a descriptor is lacking to find out.
+    """
+    result = ffi.new("kvio_probe_result *")
+    check(lib.kvio_probe_reading(dirfd, NULL if name is None else os.fsencode(name), result))
+    return _probed(result)
+
+
+def _probed(result: Any) -> dict[str, int]:
     found = {field: int(getattr(result, field)) for field, _ in ffi.typeof(result[0]).fields}
     for lacking in (errno.EMFILE, errno.ENFILE):
         if -lacking in found.values():

@@ -76,7 +76,8 @@ static int open_component(kvio_call *call, int parent, const char *name)
 	const int flags = O_DIRECTORY | O_NOFOLLOW | O_RDONLY;
 	int fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0);
 
-	if (fd == -EACCES && !repair_closed(call, parent, name))
+	if (fd == -EACCES && !(call->flags & KVIO_READ_ONLY) &&
+	    !repair_closed(call, parent, name))
 		fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0);
 	return fd;
 }
@@ -111,7 +112,7 @@ static int step_into(kvio_call *call, int parent, const char *name, int create)
 	}
 	if (fd < 0)
 		return fd;
-	r = own_dir_mode(call, fd, made, create);
+	r = call->flags & KVIO_READ_ONLY ? 0 : own_dir_mode(call, fd, made, create);
 	/* Whoever made the directory may not have synced its name. */
 	if (!r && create && call->flags & KVIO_DURABLE)
 		r = sync_directory(call, parent);
@@ -296,6 +297,60 @@ static void probe_rename(int dirfd, const char *name, kvio_probe_result *result)
 	}
 	result->rename_noreplace = r == -EEXIST ? 0 : r;
 	unlinkat(dirfd, other, 0);
+}
+
+static void probe_direct_reading(int fd, kvio_probe_result *result)
+{
+	uint8_t *buf = kvio_alloc(2 * PROBE_BYTES, PROBE_BYTES);
+
+	result->direct = result->direct_misaligned = -ENOMEM;
+	if (!buf)
+		return;
+	result->direct = pread(fd, buf, PROBE_BYTES, 0) < 0 ? -errno : 0;
+	result->direct_misaligned = pread(fd, buf + 1, PROBE_BYTES - 3, 1) < 0 ? -errno : 0;
+	kvio_free(buf);
+}
+
+static void probe_cache_reading(int fd, kvio_probe_result *result)
+{
+	struct iovec iov = { (uint8_t[1]){ 0 }, 1 };
+	uint64_t pages, dirty;
+
+	result->dontcache = preadv2(fd, &iov, 1, 0, RWF_DONTCACHE) < 0 ? -errno : 0;
+	result->cachestat = kvio_cached_pages(fd, 0, 1, &pages, &dirty);
+}
+
+/* What can be found out of a directory's file system where nothing may be written: from a
+ * regular file in it, if name is not NULL. */
+int kvio_probe_reading(int dirfd, const char *name, kvio_probe_result *result)
+{
+	const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+	int fd = -1, direct, r;
+
+	memset(result, 0, sizeof(*result));
+	r = kvio_fs_magic(dirfd, &result->fs_magic);
+	if (r < 0)
+		return r;
+	result->tmpfile = result->link_empty_path = result->link_proc = -EROFS;
+	result->rename_noreplace = result->fsync_dir = -EROFS;
+	result->direct = result->direct_misaligned = -ENOENT;
+	result->dontcache = result->cachestat = -ENOENT;
+	if (!name)
+		return 0;
+	fd = openat(dirfd, name, flags);
+	if (fd < 0)
+		return -errno;
+	probe_statx(fd, result);
+	probe_cache_reading(fd, result);
+	direct = openat(dirfd, name, flags | O_DIRECT);
+	if (direct >= 0) {
+		probe_direct_reading(direct, result);
+		close(direct);
+	} else {
+		result->direct = result->direct_misaligned = -errno;
+	}
+	close(fd);
+	return 0;
 }
 
 /* Ask the directory's file system by trying; answers are 0 for yes, else -errno.

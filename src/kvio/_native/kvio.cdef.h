@@ -35,11 +35,13 @@
 #define KVIO_TRANSFER_ALL -1
 #define KVIO_TRANSFER_HALF -2
 
-/* kvio_call.flags; UNJOURNALED: names and inodes reach the disk in any order. */
+/* kvio_call.flags; UNJOURNALED: names and inodes reach the disk in any order; READ_ONLY: no
+ * directory's mode is repaired. */
 #define KVIO_TRAILER 1
 #define KVIO_CHECKSUM 2
 #define KVIO_DURABLE 4
 #define KVIO_UNJOURNALED 8
+#define KVIO_READ_ONLY 16
 
 /* kvio_call.if_exists */
 #define KVIO_KEEP 0
@@ -308,6 +310,8 @@ int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create);
 /* What tells a directory from one that is removed and made again, as many bytes as returned. */
 int kvio_dir_handle(kvio_fault *fault, int fd, uint8_t handle[128]);
 int kvio_probe(int dirfd, const char *temp_prefix, kvio_probe_result *result);
+/* The same without writing: from a file in the directory, NULL where there is none. */
+int kvio_probe_reading(int dirfd, const char *name, kvio_probe_result *result);
 int kvio_fs_magic(int fd, uint64_t *magic);
 int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident,
 		      uint64_t *dirty);

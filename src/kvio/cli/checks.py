@@ -107,6 +107,12 @@ def sweep(
 
 def _prepare_removal(store: kvio.Store, quarantine: str | None) -> None:
     """Refuse what cannot be done before anything is."""
+    if not store.capabilities.writable:
+        raise kvio.AccessDeniedError(
+            f"store {store.url.place} is open read-only: verify it without --delete-corrupt and "
+            "--quarantine",
+            errno=errno.EROFS,
+        )
     if not store.capabilities.raw_blocks:
         raise kvio.UnsupportedError(
             f"a {store.url.scheme} store does not hand out blocks as they are stored: verify it "

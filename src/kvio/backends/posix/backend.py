@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
-from kvio._native import Places, lib, make_template
+from kvio._native import Places, lib, make_template, open_dir
 from kvio.abc import Backend, RawBlock, RunAll, Source
 from kvio.backends.posix import large, outcome, stream
 from kvio.backends.posix.engine import Engine
@@ -36,15 +36,16 @@ from kvio.backends.posix.root import (
     temp_prefix,
 )
 from kvio.buffers import BouncePool, total_bytes
-from kvio.descriptors import SHARED, retrying
+from kvio.descriptors import EXHAUSTED, SHARED, retrying
 from kvio.errors import (
+    AccessDeniedError,
     BlockNotFoundError,
     ConfigError,
     KvioError,
     UnsupportedError,
     storage_error,
 )
-from kvio.medium import Medium, examine
+from kvio.medium import Medium, examine, examine_to_read
 from kvio.policies import BY_SIZE, CACHE_AWARE, Always, Policy, load_calibration
 from kvio.policies import Hybrid as HybridPolicy
 from kvio.system_memory import ram_bytes
@@ -67,6 +68,7 @@ _FORMS = (
     "O_TMPFILE, linkat by /proc/self/fd",
     "named temporary, rename",
 )
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _STAT_GROUP = 256
 _KEPT_BOUNCE_BUFFERS = 16
 
@@ -95,10 +97,11 @@ class PosixBackend(Backend):
 
     def _open_root(self, inherited: int | None) -> None:
         options = self.options
+        self._why_read_only = "read_only=true was asked for" if options.read_only else None
         if inherited is None:
             self._rootfd = open_root(
                 options.root,
-                create=options.create,
+                create=options.create and not options.read_only,
                 shared=options.shared_root,
                 durable=options.durability == "durable",
             )
@@ -116,17 +119,23 @@ class PosixBackend(Backend):
         options = self.options
         prefix = temp_prefix()
         try:
-            medium = examine(self._rootfd, prefix + os.urandom(16).hex())
+            medium = self._examine(prefix + os.urandom(16).hex())
         except OSError as exc:
             raise storage_error(exc.errno or errno.EIO, f"probe root {options.root!r}") from exc
-        self._refuse_what_cannot_be(medium)
+        read_only = self._why_read_only is not None
+        if read_only:
+            self._refuse_what_cannot_be_read(medium)
+        else:
+            self._refuse_what_cannot_be(medium)
         policy = self.choose_policy(medium)
         fixed = isinstance(policy, Always)
-        durable = options.durability == "durable"
+        durable = options.durability == "durable" and not read_only
         places = None
         if options.layout == "block":
             places = Places(f"{options.namespace}\0".encode())
-        directories = Directories(self._rootfd, places, durable=durable, journaled=medium.journaled)
+        directories = Directories(
+            self._rootfd, places, durable=durable, journaled=medium.journaled, read_only=read_only
+        )
         if durable and places is not None:
             self._make_directories(directories)
         return Engine(
@@ -150,6 +159,40 @@ class PosixBackend(Backend):
             ),
         )
 
+    def _examine(self, probe_name: str) -> Medium:
+        """Find out what can be done here, and whether it can only be read."""
+        if self._why_read_only is None:
+            try:
+                return examine(self._rootfd, probe_name)
+            except OSError as exc:
+                if exc.errno not in _NOT_WRITABLE or self.options.read_only is False:
+                    raise
+                self._why_read_only = f"no file can be made in it ({os.strerror(exc.errno)})"
+        return self._examine_to_read()
+
+    def _examine_to_read(self) -> Medium:
+        """Examine what the first block that can be opened shows."""
+        files = walk_files(self._rootfd, self.options.layout, read_only=True)
+        with suppress(PermissionError):  # a directory that this user may not list
+            for directory, name in files:
+                if key_of(self.options.layout, directory, name) is None:
+                    continue
+                try:
+                    with self._opened_to_read(directory) as fd:
+                        return examine_to_read(self._rootfd, fd, name)
+                except OSError as exc:
+                    if exc.errno in EXHAUSTED:
+                        raise
+        return examine_to_read(self._rootfd, self._rootfd, None)
+
+    @contextmanager
+    def _opened_to_read(self, directory: str) -> Iterator[int]:
+        fd = open_dir(self._rootfd, directory, create=False, read_only=True)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
     def _make_directories(self, directories: Directories) -> None:
         try:
             with self._typed("make the directories of"):
@@ -157,6 +200,27 @@ class PosixBackend(Backend):
         except BaseException:
             directories.close()
             raise
+
+    def _refuse_what_cannot_be_read(self, medium: Medium) -> None:
+        empty = medium.probe["direct"] == -errno.ENOENT
+        if self.needs_direct_io and not medium.direct_io and not empty:
+            raise UnsupportedError(f"{self.name} on {self.options.root!r}: {medium.notes[0]}")
+
+    def _read_only_error(self, doing: str, key: str | None = None) -> AccessDeniedError:
+        """Make the error of a call that would change a store that is open read-only."""
+        what = doing if key is None else f"{doing} block {key!r}"
+        how = (
+            "open it without read_only=true"
+            if self.options.read_only
+            else "make it writable and open it again"
+        )
+        return AccessDeniedError(
+            f"{self.name}: cannot {what}: root {self.options.root!r} is open read-only, because "
+            f"{self._why_read_only}; to write, {how}",
+            errno=errno.EROFS,
+            key=key,
+            backend=self.name,
+        )
 
     def _refuse_what_cannot_be(self, medium: Medium) -> None:
         options = self.options
@@ -189,7 +253,11 @@ class PosixBackend(Backend):
     def capabilities(self) -> Capabilities:
         engine, medium = self._engine, self._engine.medium
         notes = list(medium.notes)
-        if medium.not_durable_because and self.options.trust_fsync:
+        writable = self._why_read_only is None
+        durable = medium.not_durable_because is None or self.options.trust_fsync
+        if not writable:
+            notes.append(f"open read-only, because {self._why_read_only}")
+        elif medium.not_durable_because and self.options.trust_fsync:
             notes.append(f"durable because trust_fsync=true: {medium.not_durable_because}")
         elif medium.not_durable_because:
             notes.append(f"durability='durable' is refused: {medium.not_durable_because}")
@@ -197,11 +265,12 @@ class PosixBackend(Backend):
         return Capabilities(
             atomic_write=True,
             exclusive_create=True,
-            durable_write=medium.not_durable_because is None or self.options.trust_fsync,
+            durable_write=writable and durable,
             checksum=self.options.layout == "block" and engine.checksum,
             native_batch=True,
             shared=True,
             raw_blocks=True,
+            writable=writable,
             usable_after_fork=True,
             direct_io=medium.direct_io,
             memory_alignment=medium.memory_align if medium.direct_io else 1,
@@ -213,6 +282,8 @@ class PosixBackend(Backend):
     def write_block(
         self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> Receipt:
+        if self._why_read_only is not None:
+            raise self._read_only_error("write", key)
         if self._root.check_first:
             self._root.check(key)
         if cancel is None and len(parts) == 1:
@@ -233,6 +304,8 @@ class PosixBackend(Backend):
         at_least: int,
         if_exists: IfExists,
     ) -> Receipt:
+        if self._why_read_only is not None:
+            raise self._read_only_error("write", key)
         if self._root.check_first:
             self._root.check(key)
         return stream.write(self._engine, key, source, nbytes, at_least, if_exists)
@@ -264,6 +337,8 @@ class PosixBackend(Backend):
     def write_blocks(
         self, blocks: Blocks, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> list[BlockResult]:
+        if self._why_read_only is not None:
+            return self._all_refused("write", blocks.keys)
         error = self._root.find() if self._root.check_first else None
         if error is not None:
             nothing = [BlockResult(key, BlockStatus.OK) for key in blocks.keys]
@@ -301,7 +376,12 @@ class PosixBackend(Backend):
                 return at + present
         return len(keys)
 
+    def _all_refused(self, doing: str, keys: Sequence[str]) -> list[BlockResult]:
+        return [outcome.failure(key, self._read_only_error(doing, key)) for key in keys]
+
     def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
+        if self._why_read_only is not None:
+            raise self._read_only_error("delete", key)
         try:
             self._engine.run_one(lib.kvio_delete_batch, key)
         except BlockNotFoundError:
@@ -311,6 +391,8 @@ class PosixBackend(Backend):
     def delete_blocks(
         self, keys: Sequence[str], *, cancel: Cancellation | None = None
     ) -> list[BlockResult]:
+        if self._why_read_only is not None:
+            return self._all_refused("delete", keys)
         return self._engine.delete(keys, cancel)
 
     def open_raw(self, key: str) -> RawBlock:
@@ -329,21 +411,27 @@ class PosixBackend(Backend):
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         with self._typed("list the keys of"):
-            for directory, name in walk_files(self._rootfd, self.options.layout, prefix):
+            for directory, name in self._walk(prefix):
                 key = key_of(self.options.layout, directory, name)
                 if key is not None and key.startswith(prefix):
                     yield key
 
     def sweep(self, *, older_than_s: float, dry_run: bool = False) -> list[str]:
         swept = []
+        if self._why_read_only is not None and not dry_run:
+            raise self._read_only_error("sweep")
         with self._typed("sweep"):
-            for directory, name in walk_files(self._rootfd, self.options.layout):
+            for directory, name in self._walk():
                 path = Path(self.options.root, directory, name)
                 if name.startswith(TEMP_MARK) and is_leftover(path, older_than_s=older_than_s):
                     if not dry_run:
                         path.unlink(missing_ok=True)
                     swept.append(str(path))
         return swept
+
+    def _walk(self, prefix: str = "") -> Iterator[tuple[str, str]]:
+        read_only = self._why_read_only is not None
+        return walk_files(self._rootfd, self.options.layout, prefix, read_only=read_only)
 
     @contextmanager
     def _typed(self, doing: str) -> Iterator[None]:

@@ -70,9 +70,16 @@ class Directories:
     """
 
     def __init__(
-        self, rootfd: int, places: _native.Places | None, *, durable: bool, journaled: bool
+        self,
+        rootfd: int,
+        places: _native.Places | None,
+        *,
+        durable: bool,
+        journaled: bool,
+        read_only: bool = False,
     ) -> None:
         self.rootfd = rootfd
+        self._read_only = read_only
         self.journaled = journaled
         self.kept: dict[str, KeptDirectory] = {}
         self._places = places
@@ -234,7 +241,12 @@ class Directories:
 
     def _open_dir(self, directory: str, *, create: bool, durable: bool) -> int:
         return _native.open_dir(
-            self.rootfd, directory, create=create, durable=durable, journaled=self.journaled
+            self.rootfd,
+            directory,
+            create=create,
+            durable=durable,
+            journaled=self.journaled,
+            read_only=self._read_only,
         )
 
 
@@ -252,7 +264,9 @@ def make_fan_out(directories: Directories) -> None:
     directories.sync(rootfd)
 
 
-def walk_files(rootfd: int, layout: Layout, prefix: str = "") -> Iterator[tuple[str, str]]:
+def walk_files(
+    rootfd: int, layout: Layout, prefix: str = "", *, read_only: bool = False
+) -> Iterator[tuple[str, str]]:
     """Yield (directory, file name) of what lies where blocks may; no prefix: temporaries too.
 
     Of ``layout=plain`` only directories are read that a prefix can reach. Hashed directories must
@@ -261,14 +275,14 @@ def walk_files(rootfd: int, layout: Layout, prefix: str = "") -> Iterator[tuple[
     if layout == "plain":
         directory, _, start = prefix.rpartition("/")
         if not directory or is_key(directory):
-            yield from _walk(rootfd, directory, start)
+            yield from _walk(rootfd, directory, start, read_only=read_only)
         return
     if not prefix:
-        names = _scan(rootfd, "")
+        names = _scan(rootfd, "", read_only=read_only)
         yield from (("", name) for name, is_dir in names if not is_dir and name[0] == ".")
     start = prefix.replace("/", "~")
     for leaf in LEAVES:
-        for name, is_dir in _scan(rootfd, leaf):
+        for name, is_dir in _scan(rootfd, leaf, read_only=read_only):
             if name.startswith(start) and not is_dir:
                 yield leaf, name
 
@@ -289,20 +303,25 @@ def key_of(layout: Layout, directory: str, name: str) -> str | None:
     return key if is_key(key) and ("~" not in name or layout == "block") else None
 
 
-def _walk(rootfd: int, directory: str, start: str = "") -> Iterator[tuple[str, str]]:
+def _walk(
+    rootfd: int, directory: str, start: str = "", *, read_only: bool
+) -> Iterator[tuple[str, str]]:
     """Yield the files of a directory whose names begin with *start*, and all files below."""
-    for name, is_dir in _scan(rootfd, directory):
+    for name, is_dir in _scan(rootfd, directory, read_only=read_only):
         if not name.startswith(start):
             continue
         if is_dir and not name.startswith("."):
-            yield from _walk(rootfd, f"{directory}/{name}" if directory else name)
+            below = f"{directory}/{name}" if directory else name
+            yield from _walk(rootfd, below, read_only=read_only)
         elif not is_dir:
             yield directory, name
 
 
-def _scan(rootfd: int, directory: str) -> Iterator[tuple[str, bool]]:
+def _scan(rootfd: int, directory: str, *, read_only: bool) -> Iterator[tuple[str, bool]]:
     try:
-        fd = retrying(lambda: _native.open_dir(rootfd, directory, create=False))
+        fd = retrying(
+            lambda: _native.open_dir(rootfd, directory, create=False, read_only=read_only)
+        )
     except (FileNotFoundError, NotADirectoryError):
         return
     try:

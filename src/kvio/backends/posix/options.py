@@ -30,6 +30,8 @@ class PosixOptions:
         create: make the root, and what is missing above it, mode 0700.
         shared_root: accept a root that others may write to, or that is not ours.
         trust_fsync: promise ``durable`` on a medium whose fsync cannot be judged (FUSE, NFS).
+        read_only: True: refuse every write and make nothing; False: refuse to open what cannot be
+            written; ``none``: open that to be read.
         calibration: ``auto`` uses what ``kvio tune`` left in the root, ``none`` does not.
     """
 
@@ -45,6 +47,7 @@ class PosixOptions:
     create: bool = False
     shared_root: bool = False
     trust_fsync: bool = False
+    read_only: bool | None = None
     calibration: Literal["auto", "none"] = "auto"
 
     def __post_init__(self) -> None:

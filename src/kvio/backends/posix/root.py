@@ -38,7 +38,7 @@ def open_root(path: str, *, create: bool, shared: bool, durable: bool = False) -
 
     Raises:
         ConfigError: it is missing, not a directory, or open to others and *shared* is False.
-        AccessDeniedError: this user may not write there.
+        AccessDeniedError: this user may not read it.
     """
     if create:
         for directory in _missing(path):
@@ -199,8 +199,8 @@ def _check(fd: int, path: str, *, shared: bool) -> None:
         )
     if not shared and info.st_uid != os.geteuid():
         raise ConfigError(f"root {path!r} belongs to uid {info.st_uid}; pass shared_root=true")
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
-        raise AccessDeniedError(f"root {path!r} is not writable by this user", errno=errno.EACCES)
+    if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+        raise AccessDeniedError(f"root {path!r} is not readable by this user", errno=errno.EACCES)
 
 
 def host_tag() -> str:
