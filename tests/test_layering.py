@@ -28,7 +28,7 @@ _BACKEND = {
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
-    "descriptors": set(),
+    "descriptors": {"_native"},
     "_native": set(),
     "url": {"types", "errors"},
     "format": {"types", "errors"},

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar
 
+from kvio._native.files import SyncFailedError
+
 #: No descriptor is left: in the process, or in the system.
 EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)
 _UNLIMITED: Final = 1 << 20
@@ -142,13 +144,16 @@ os.register_at_fork(after_in_child=SHARED.begin_in_child)
 def retrying(call: Callable[[], T]) -> T:
     """Return what *call* does; where it lacks a descriptor, it is made once more with some free.
 
+    Not where a sync failed: whatever its errno says, bytes may be lost.
+
     Raises:
         OSError: as *call* does.
     """
     try:
         return call()
     except OSError as exc:
-        if exc.errno not in EXHAUSTED:
+        synced = isinstance(exc.__cause__ or exc, SyncFailedError)
+        if exc.errno not in EXHAUSTED or synced:
             raise
     SHARED.give_back()
     return call()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvio import ConfigError, MiB, StorageError
+from kvio import ConfigError, MiB, OutOfMemoryError
 from kvio.wrappers.staging.extents import Span
 from kvio.wrappers.staging.host import HostMemory
 from kvio.wrappers.staging.memory import StagingMemory
@@ -225,5 +225,5 @@ def test_closed_memory_is_freed() -> None:
 
 def test_too_much_is_an_error_of_storage() -> None:
     """Memory that the system has not is refused when it is opened."""
-    with pytest.raises(StorageError, match="map staging memory"):
+    with pytest.raises(OutOfMemoryError, match="no memory for 70368744177664 bytes"):
         HostMemory(1 << 46)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from os import fsencode
 from typing import Any, Final
 
@@ -23,6 +24,10 @@ from kvio._native.faults import current_fault
 from kvio._native.signals import raised, reraise
 
 _PARTS: Final[Any] = ffi.typeof("kvio_part[]")
+
+
+class SyncFailedError(OSError):
+    """A sync failed: what it was part of is never made once more."""
 
 
 def create(dirfd: int, name: str) -> int:
@@ -57,7 +62,8 @@ def sync(fd: int, *, journaled: bool = True) -> None:
     """
     if not journaled:
         touch(fd)
-    check(lib.kvio_file_sync(current_fault(), fd))
+    with _syncing():
+        check(lib.kvio_file_sync(current_fault(), fd))
 
 
 def set_mode(fd: int, mode: int) -> None:
@@ -98,7 +104,16 @@ def sync_dir(dirfd: int, *, journaled: bool = True) -> None:
     """Wait until the names of a directory are on stable storage."""
     if not journaled:
         touch(dirfd)
-    check(lib.kvio_dir_sync(current_fault(), dirfd))
+    with _syncing():
+        check(lib.kvio_dir_sync(current_fault(), dirfd))
+
+
+@contextmanager
+def _syncing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise SyncFailedError(exc.errno, exc.strerror) from None
 
 
 class Words:

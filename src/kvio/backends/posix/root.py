@@ -105,8 +105,12 @@ class RootWatch:
     def find(self, key: str | None = None) -> StorageError | None:
         """Return the error of `check`."""
         now = monotonic()
-        own = os.fstat(self._fd)
         number = 0
+        try:
+            own = os.fstat(self._fd)
+        except OSError as exc:  # the file system was shut down
+            text = f"check the directory of root {self._path!r}"
+            return storage_error(exc.errno or errno.EIO, text, key=key)
         try:
             there = os.stat(self._path)
             if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
