@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import io
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +19,7 @@ import kvio
 from kvio import _native
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
+from tests.inside import wait_until_inside
 from tests.staging.files import CAPACITY, PAGE, absolute, returned
 from tests.staging.medium import LONG_S, Medium, open_medium, staged
 
@@ -204,6 +207,59 @@ def test_a_taken_key_is_refused_when_a_file_is_opened_or_closed(
     assert tier.stats().used_bytes == PAGE
     assert tier._ledger.room.open_bytes == 0
     assert bytes(tier.read_block("k")) == b"faster"
+
+
+@pytest.mark.parametrize("nbytes", [10, 20_000])
+def test_a_key_that_was_stored_meanwhile_is_refused_when_a_file_is_closed(
+    tier: kvio.StagingTier, store: WrappedStore[Medium], nbytes: int
+) -> None:
+    """With ``if_exists="error"``, before anything of the file is accepted."""
+    file = tier.open("k", "wb", if_exists="error")
+    file.write(bytes(nbytes))
+    store.write_block("k", b"faster")
+    with pytest.raises(kvio.BlockExistsError):
+        file.close()
+
+    assert file.receipt is None
+    assert tier.stats().used_bytes == 0
+    assert tier._ledger.room.open_bytes == 0
+    assert store.wrapper.peek("k") == b"faster"
+
+
+def test_the_end_waits_for_what_dropped_files_give_back(tier: kvio.StagingTier) -> None:
+    """Their room is free when a tier has closed, and no thread of it runs."""
+    events: SimpleQueue[str] = SimpleQueue()
+
+    def end() -> None:
+        tier._files.end()
+        events.put("ended")
+
+    def give_back() -> None:
+        thread.start()
+        wait_until_inside(thread, "join")
+        events.put("given back")
+
+    thread = threading.Thread(target=end)
+    tier.open("k", "wb").abort()
+    tier._files.later(give_back)
+
+    assert events.get(timeout=LONG_S) == "given back"
+    assert events.get(timeout=LONG_S) == "ended"
+
+
+def test_room_that_cannot_be_given_back_is_warned_of(tier: kvio.StagingTier) -> None:
+    """And the room of files that are dropped later is given back."""
+
+    def fail() -> None:
+        raise kvio.StorageError("the kernel refuses")
+
+    def give_back() -> None:
+        tier._files.later(fail)
+        returned(tier)
+
+    tier.open("k", "wb").abort()
+    with pytest.warns(RuntimeWarning, match="not given back: the kernel refuses"):
+        give_back()
 
 
 def test_a_staged_block_of_this_length_is_kept(tier: kvio.StagingTier) -> None:

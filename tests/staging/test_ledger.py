@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,8 @@ from kvio.wrappers.staging.extents import Extents
 from kvio.wrappers.staging.ledger import Ledger
 from kvio.wrappers.staging.pending import Entry
 from kvio.wrappers.staging.receipts import Gate, OpenReceipt
+from tests.inside import wait_until_inside
+from tests.staging.medium import LONG_S, open_medium, staged
 
 PAGE = 4096
 
@@ -79,3 +82,49 @@ def test_without_a_choice_all_are_driven(ledger: Ledger) -> None:
 
     assert ledger.retry_failed([]) == []
     assert ledger.retry_failed() == [one, two]
+
+
+@pytest.mark.parametrize(
+    ("marks", "begin", "end"),
+    [({}, 9, 7), ({"high_water": 0.8, "low_water": 0.4}, 8, 4), ({"low_water": 0.0}, 9, 0)],
+    ids=["default", "given", "all"],
+)
+def test_drains_begin_at_the_high_mark_and_end_at_the_low_one(
+    marks: dict[str, float], begin: int, end: int
+) -> None:
+    """Of ten pages: the marks themselves included, and not a block more."""
+    with staged(open_medium(), 10 * PAGE, drain_from="high_water", **marks) as tier:
+        ledger = tier._ledger
+        filled = []
+        while ledger.room.used_bytes < begin * PAGE:
+            filled.append(ledger.wanted())
+            stage(ledger, f"k{len(filled)}")
+        while ledger.wanted() and (entry := _next(ledger)) is not None:
+            tier._drains._drain([entry])
+        used_bytes = ledger.room.used_bytes
+        tier._drains.start()  # closing the tier drains what is left
+
+        assert not any(filled)
+        assert used_bytes == end * PAGE
+
+
+def test_pages_are_not_put_back_to_use_while_the_system_takes_them() -> None:
+    """Growing waits until shrinking has given them back: else a new block's bytes would be lost."""
+    events: list[str] = []
+
+    def grow() -> None:
+        ledger.grow(PAGE)
+        events.append("grown")
+
+    def release(_: object) -> None:
+        thread.start()
+        wait_until_inside(thread, "wait_released")
+        events.append("released")
+
+    thread = threading.Thread(target=grow)
+    ledger = Ledger(Gate(Level.DURABLE), Extents(16 * PAGE), retries=0, release=release)
+    ledger.shrink(PAGE)
+    thread.join(LONG_S)
+
+    assert events == ["released", "grown"]
+    assert ledger.room.capacity_bytes == 16 * PAGE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -261,3 +262,10 @@ def test_less_than_a_page_is_refused(nbytes: int) -> None:
     """There is no staging memory without a page."""
     with pytest.raises(ConfigError, match="at least 4096"):
         open_memory("host", nbytes)
+
+
+@pytest.mark.parametrize("option", [{"fd": 0}, {"shared": True}, {"numa_node": 0}], ids=str)
+def test_options_of_host_memory_are_refused_for_a_device(option: dict[str, Any]) -> None:
+    """Before anything is asked of the device."""
+    with pytest.raises(ConfigError, match="are for host memory, not for 'cuda:0'"):
+        open_memory("cuda:0", MiB, **option)

@@ -14,6 +14,7 @@ import kvio
 from kvio.types import Parts
 from kvio.wrappers.staging.host import HostMemory
 from kvio.wrappers.staging.ring import Ring
+from tests.inside import wait_until_inside
 
 from .medium import LONG_S
 from .test_pages import address_of
@@ -120,6 +121,26 @@ def test_who_waits_goes_on_when_nothing_hangs_any_more() -> None:
     thread.join(LONG_S)
 
     assert got == [PAGE]
+
+
+def test_a_wait_for_a_call_that_does_not_hang_has_no_limit() -> None:
+    """Memory that will be given back is waited for, however much of the ring is in doubt."""
+    lender, hanging = ring(patience_s=0.0), [1]
+    leave_in_doubt(lender, 6 * PAGE, hanging)
+    got: list[int] = []
+
+    def take() -> None:
+        with lender.lend(3 * PAGE) as parts:
+            got.extend(map(len, parts))
+
+    thread = threading.Thread(target=take)
+    with lender.lend(6 * PAGE, timeout=0):
+        thread.start()
+        wait_until_inside(thread, "wait")
+    thread.join(LONG_S)
+    hanging.clear()
+
+    assert got == [3 * PAGE]
 
 
 class Borrowers(RuleBasedStateMachine):

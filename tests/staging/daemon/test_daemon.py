@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ import kvio
 from kvio.testing.fakes import WrappedStore
 from kvio.wrappers.staging.daemon import messages as say
 from kvio.wrappers.staging.daemon.client import DaemonTier
-from kvio.wrappers.staging.daemon.lines import Lines
+from kvio.wrappers.staging.daemon.fields import ProtocolError
+from kvio.wrappers.staging.daemon.lines import Line, Lines
 from kvio.wrappers.staging.daemon.naming import name_of
 from kvio.wrappers.staging.daemon.server import StageDaemon
 from kvio.wrappers.staging.daemon.sockets import connect, poll, receive, send
-from tests.staging.daemon.daemons import client_of, serving, until
+from tests.staging.daemon.daemons import client_of, serving, socket_path, until
 from tests.staging.medium import LONG_S, Medium, disk_error
 
 PAGE = 4096
@@ -284,3 +286,44 @@ def test_every_packet_is_whole_or_refused(daemon: StageDaemon) -> None:
         sock.connect(daemon.path)
         sock.send(say.encode(say.Hello(say.NO_SESSION, "x")) + bytes(70_000))
         assert sock.recv(100) == b""
+
+
+def test_a_page_of_staged_keys_begins_after_the_key_that_was_asked_for(
+    tier: DaemonTier, lines: Lines
+) -> None:
+    """A long list is read page by page: no key comes twice, and the pages end."""
+    tier.pause()
+    for key in ("a", "b", "c", "d"):
+        tier.write_block(key, b"")
+
+    assert lines.ask(say.List("", after="b")) == say.Keys(more=False, keys=("c", "d"))
+
+
+def test_a_message_without_an_answer_fails_if_the_daemon_is_gone() -> None:
+    """The caller learns at once that its message did not arrive."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    line = Line(ours, "socket")
+    with pytest.raises(kvio.StorageError, match="is gone"):
+        line.tell(say.Ask(1))
+    ours.close()
+
+    assert not line.idle
+
+
+def test_a_server_that_does_not_welcome_is_refused() -> None:
+    """Something else may listen on that path."""
+    with socket_path() as path, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(path)
+        server.listen()
+
+        def answer() -> None:
+            with server.accept()[0] as client:
+                receive(client)
+                send(client, say.Done(0))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ProtocolError, match="Done as a welcome"):
+            Lines(path, "store")
+        thread.join(LONG_S)

@@ -280,6 +280,7 @@ def test_a_store_is_named_without_secrets_and_alike_by_all() -> None:
         name_of(StoreURL("hybrid", "", "/mnt/kv", {"create": "true"})),
         name_of(StoreURL("hybrid", "", "", {"root": "/mnt/kv/"})),
         name_of(StoreURL("hybrid", "", "/mnt/../mnt/kv", {"durability": "visible"})),
+        name_of(StoreURL("hybrid", "", "/mnt/kv", {"layout": "block"})),
         name_of(StoreURL("hybrid", "", "/mnt/kv", {"secret_key": Secret("hush")})),
     }
 
