@@ -25,7 +25,12 @@ TESTS: Final = (
         for name in ("replaced_while_read", "just_late", "buffers", "checksums")
     ),
     *(f"tests/test_{name}.py" for name in ("aio_cancel", "doctor", "executor", "fakes")),
-    *("tests/placement/test_applying.py", "tests/cli/test_blocks.py", "tests/cli/test_checks.py"),
+    *(
+        "tests/placement/test_applying.py",
+        "tests/placement/test_pools.py",
+        "tests/cli/test_blocks.py",
+        "tests/cli/test_checks.py",
+    ),
 )
 #: Options of every run: tests that mount something are left out, as a mutant may leave it mounted.
 #: pytest would rewrite the assertions of kvio too, past the probes and with bytecode of its own.
