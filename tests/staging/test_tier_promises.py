@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import kvio
+from kvio.placement import Placement
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
 from tests.staging.medium import LONG_S, SOON_S, Held, Medium, begin, open_medium, staged
@@ -314,24 +315,25 @@ def test_a_tier_does_not_pickle(tier: kvio.StagingTier) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "says"),
     [
-        {"when_full": "drop"},
-        {"drain_from": "never"},
-        {"high_water": 0.5, "low_water": 0.6},
-        {"high_water": 1.5},
-        {"retries": -1},
-        {"drain_threads": 0},
-        {"timeout": 0.0},
-        {"capacity": "lots"},
-        {"capacity": 100},
+        ({"when_full": "drop"}, "when_full"),
+        ({"drain_from": "never"}, "drain_from"),
+        ({"high_water": 0.5, "low_water": 0.6}, "high_water"),
+        ({"high_water": 1.5}, "high_water"),
+        ({"retries": -1}, "retries"),
+        ({"drain_threads": 0}, "drain_threads"),
+        ({"drain_threads": 0, "placement": Placement()}, "drain_threads"),
+        ({"timeout": 0.0}, "timeout"),
+        ({"capacity": "lots"}, "size in bytes"),
+        ({"capacity": 100}, "at least 4096"),
     ],
 )
 def test_options_that_cannot_be_are_refused(
-    store: WrappedStore[Medium], options: dict[str, object]
+    store: WrappedStore[Medium], options: dict[str, object], says: str
 ) -> None:
-    """Before any memory is taken."""
-    with pytest.raises(kvio.ConfigError):
+    """Before any memory is taken; the error says which."""
+    with pytest.raises(kvio.ConfigError, match=says):
         kvio.stage(store, **options)  # type: ignore[arg-type]
 
 
