@@ -284,6 +284,26 @@ def test_a_closed_handle_says_so(create: Create) -> None:
     assert "sealed" not in repr(file)
 
 
+def test_a_write_during_which_its_handle_was_closed_is_refused(
+    create: Create, disk_path: Path
+) -> None:
+    """A call that had begun writes nothing once `close` has returned."""
+    file = create("file", SIZE)
+
+    class Late:
+        """An offset for which one waits until the handle is closed."""
+
+        def __index__(self) -> int:
+            file.close()
+            return 0
+
+    with pytest.raises(kvio.StoreClosedError, match="is closed"):
+        file.pwrite(b"x", Late())  # type: ignore[arg-type]  # a number all the same
+    with SharedFile.recover(disk_path / "file") as recovered:
+        assert sum(missing.nbytes for missing in recovered.missing()) == SIZE
+        recovered.abort()
+
+
 def test_a_file_that_is_not_sealed_is_not_read(ranks: tuple[SharedFile, SharedFile]) -> None:
     """Reading before the seal is an UnsupportedError that says why."""
     for handle in ranks:

@@ -17,7 +17,9 @@ import pytest
 import kvio
 from kvio import SharedFile
 from kvio._native import faults
+from kvio.sharedfile.map import lock
 from kvio.types import KiB, MiB
+from tests.posix import children
 
 from . import raw
 from .conftest import Create
@@ -295,3 +297,45 @@ def test_a_file_whose_mode_cannot_be_set_is_not_made(create: Create, disk_path: 
 
     assert caught.value.errno == errno.EPERM
     assert raw.names(disk_path) == []
+
+
+def test_a_map_that_is_closed_again_closes_nothing(create: Create) -> None:
+    """It has no descriptor any more; its number, or another, may be somebody else's."""
+
+    def work() -> None:
+        file = create("file", 100)
+        map_ = file._map
+        assert map_ is not None
+        file.close()
+        before = os.listdir("/proc/self/fd")
+        map_.close()
+        assert os.listdir("/proc/self/fd") == before
+
+    children.in_child(work)
+
+
+@pytest.mark.parametrize("cell", [0, 1, 511])
+def test_a_map_that_was_cut_is_an_error_and_no_signal(create: Create, cell: int) -> None:
+    """A cell beyond its end cannot be noted; the process goes on."""
+
+    def work() -> None:
+        map_ = create("file", 2048 * 4096, cell_bytes=4096)._map
+        assert map_ is not None
+        first = -(-map_.plan.cells_at // 4096) * 4096
+        with open(f"/proc/self/fd/{map_.fd}", "r+b") as opened:
+            opened.truncate(first)
+        with pytest.raises(kvio.StorageError, match="note progress") as caught:
+            map_.clear((first - map_.plan.cells_at) // 8 + cell)
+        assert caught.value.errno == errno.EIO
+        os._exit(0)
+
+    children.in_child(work)
+
+
+def test_a_lock_that_the_system_refuses_is_an_error(tmp_path: Path) -> None:
+    """Here for a descriptor that cannot write; it is not taken for another's lock."""
+    (tmp_path / "map").touch()
+    with open(tmp_path / "map", "rb") as opened, pytest.raises(kvio.StorageError) as caught:
+        lock(opened.fileno(), 0)
+
+    assert caught.value.errno == errno.EBADF

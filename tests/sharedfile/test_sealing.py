@@ -13,6 +13,7 @@ import kvio
 from kvio import SharedFile
 from kvio._native import faults
 from kvio.types import Level
+from tests.inside import wait_until_inside
 
 from . import raw
 from .conftest import Create
@@ -164,14 +165,36 @@ def test_seal_waits_for_the_others(
     begin, nbytes = file.domain(1)[0]
     other = join("file", 1)
     file.pwrite(DATA[:begin], 0)
-    writer = threading.Thread(target=lambda: other.pwrite(DATA[begin:], begin))
-    writer.start()
-    receipt = file.seal(timeout)
-    writer.join()
+    receipts: list[kvio.Receipt] = []
+    sealing = threading.Thread(target=lambda: receipts.append(file.seal(timeout)))
+    sealing.start()
+    wait_until_inside(sealing, "wait")
+    other.pwrite(DATA[begin:], begin)
+    sealing.join()
 
     assert nbytes == SIZE - begin
-    assert receipt.checksum == raw.crc32c(DATA)
+    assert [receipt.checksum for receipt in receipts] == [raw.crc32c(DATA)]
     assert raw.sealed(disk_path / "file").payload == DATA
+
+
+def test_seal_waits_for_nothing_unless_it_is_asked_to(create: Create) -> None:
+    """What is not whole is an error at once, and not a file that is whole a moment later."""
+    file = create("file", SIZE)
+    errors: list[kvio.KvioError] = []
+
+    def seal() -> None:
+        try:
+            file.seal()
+        except kvio.KvioError as exc:
+            errors.append(exc)
+
+    sealing = threading.Thread(target=seal)
+    sealing.start()
+    wait_until_inside(sealing, "wait")
+    file.pwrite(DATA, 0)
+    sealing.join()
+
+    assert [type(error) for error in errors] == [kvio.StorageTimeoutError]
 
 
 def test_a_sealed_file_is_sealed_once(create: Create) -> None:
