@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import subprocess
@@ -370,3 +371,9 @@ def test_pages_are_counted_where_they_lie(node: int) -> None:
     assert elsewhere.misplaced == (
         f"buffer 0: 20 of 20 pages are on node {node}, not on {node + 1}",
     )
+
+
+def test_nodes_that_the_kernel_does_not_tell_are_an_error() -> None:
+    """With nowhere to write the answer to: what was there before is not taken for it."""
+    null = _native.ffi.NULL
+    assert _native.lib.kvio_page_nodes(null, 1, PAGE, null) == -errno.EFAULT

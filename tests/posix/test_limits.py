@@ -210,6 +210,20 @@ def test_a_file_size_limit_is_a_full_device(root: Path, backend: str, limit: int
     assert not faultlab.temporaries(root)
 
 
+def test_a_direct_write_that_ends_inside_a_file_block_is_an_error(real_disk: Path) -> None:
+    """Less than a file block was taken, for no reason that the system tells: nothing is stored."""
+    try:
+        store = kvio.open_store("posix-direct", root=real_disk)
+    except kvio.UnsupportedError as exc:
+        pytest.skip(str(exc))
+    with store:
+        cut = faults.inject("write", times=1 << 30, transfer=512)
+        with cut, pytest.raises(kvio.StorageError) as caught:
+            store.write_block("k", faultlab.pattern(1, BLOCK))
+        assert caught.value.errno in (errno.EIO, errno.EINVAL)  # EINVAL: sectors of 4 KiB
+        assert list(store.list_keys()) == []
+
+
 def test_exhausted_descriptors_are_transient(root: Path) -> None:
     """EMFILE: a TransientStorageError for every call that needs a descriptor, and then it works."""
 
@@ -228,6 +242,25 @@ def test_exhausted_descriptors_are_transient(root: Path) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             assert bytes(store.read_block("k")) == b"data"
             assert store.write_block("k2", b"data").nbytes == 4
+
+    children.in_child(work)
+
+
+def test_a_root_that_cannot_be_probed_is_not_opened(root: Path) -> None:
+    """EMFILE after the root itself was opened: a typed error, and no descriptor stays open."""
+
+    def work() -> None:
+        kvio.open_store("posix-tmpfile", root=root).close()
+        before = os.listdir("/proc/self/fd")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        next_fd = os.dup(0)
+        os.close(next_fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd + 1, hard))
+        with pytest.raises(kvio.TransientStorageError, match="probe root") as caught:
+            kvio.open_store("posix-tmpfile", root=root)
+        assert caught.value.errno == errno.EMFILE
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert os.listdir("/proc/self/fd") == before
 
     children.in_child(work)
 

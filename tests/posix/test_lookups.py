@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -95,9 +96,10 @@ def test_a_listing_of_plain_files_reads_what_its_prefix_can_reach(tmp_path: Path
             assert opened <= 6 or not prefix.startswith("d7/"), (prefix, opened)
 
 
-def test_a_batch_counts_among_the_calls_in_flight(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", [True, False], ids=["batch", "alone"])
+def test_a_call_counts_among_the_calls_in_flight(tmp_path: Path, batch: bool) -> None:  # noqa: FBT001
     """The policy is asked for as many calls as there are with this one."""
-    with kvio.open_store("posix-tmpfile", root=tmp_path) as store:
+    with kvio.open_store("hybrid", root=tmp_path) as store:
         engine = faultlab.engine_of(store)
         asked: list[int] = []
         write, read = engine.for_write, engine.for_read
@@ -110,10 +112,27 @@ def test_a_batch_counts_among_the_calls_in_flight(tmp_path: Path) -> None:
             return choose
 
         engine.for_write, engine.for_read = noting(write), noting(read)
-        store.write_blocks([("a", b"1"), ("b", b"2")])
-        store.read_blocks_into([("a", bytearray(1)), ("b", bytearray(1))])
+        if batch:
+            store.write_blocks([("a", b"1"), ("b", b"2")])
+            store.read_blocks_into([("a", bytearray(1)), ("b", bytearray(1))])
+        else:
+            store.write_block("a", b"1")
+            store.read_block_into("a", bytearray(1))
 
     assert set(asked) == {1}
+
+
+@pytest.mark.parametrize("name", ["posix-tmpfile", "posix-direct", "hybrid"])
+def test_errors_of_a_store_name_its_backend(real_disk: Path, name: str) -> None:
+    """By the name that opens it."""
+    with (
+        kvio.open_store(name, root=real_disk) as store,
+        faults.inject("write", times=2, error=errno.EIO),
+        pytest.raises(kvio.StorageError) as caught,
+    ):
+        store.write_block("k", b"data")
+
+    assert caught.value.backend == name
 
 
 @pytest.mark.parametrize(

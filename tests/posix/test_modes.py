@@ -176,6 +176,18 @@ def test_a_new_block_of_a_known_name_counts_as_new(root: Path) -> None:
             assert cached(root, "k") == 0.0
 
 
+def test_blocks_of_one_time_are_told_apart(root: Path) -> None:
+    """Blocks whose files were written at the same moment, as by a restored backup, are not one."""
+    with open_or_skip("hybrid", root) as store:
+        for key in ("a", "b"):
+            store.write_block(key, SMALL)
+            forget(root, key)
+            os.utime(faultlab.file_of(root, key), ns=(1, 1))
+        for key in ("a", "b"):
+            read_whole(store, key, SMALL)
+            assert cached(root, key) == 0.0
+
+
 def test_checking_a_store_brings_nothing_to_the_cache(root: Path) -> None:
     """Blocks that are verified do not count as read, however often."""
     with open_or_skip("hybrid", root) as store:

@@ -58,6 +58,15 @@ def test_a_file_is_no_root(root: Path) -> None:
             kvio.open_store("posix-tmpfile", root=path, options={"create": True})
 
 
+def test_a_link_to_itself_is_no_root(root: Path) -> None:
+    """What the system says of the path is the error."""
+    (root / "loop").symlink_to("loop")
+    with pytest.raises(kvio.StorageError, match="open root") as caught:
+        kvio.open_store("posix-tmpfile", root=root / "loop")
+
+    assert caught.value.errno == errno.ELOOP
+
+
 def test_a_link_to_a_root_is_its_target(root: Path, tmp_path: Path) -> None:
     """A symbolic link to a directory that passes the checks is as good as the directory."""
     link = tmp_path / "link"
