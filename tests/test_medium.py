@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,3 +58,18 @@ def test_a_medium_is_tried_anew_when_something_was_mounted(disk_path: Path, tmp_
 
     assert during == before
     assert during is not before
+
+
+def test_an_alignment_that_is_not_reported_is_assumed() -> None:
+    """By tmpfs, which takes any: the doctor does not say that it was told."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
+        directory = os.open(path, os.O_RDONLY)
+        try:
+            medium = examine(directory, ".probe")
+        finally:
+            os.close(directory)
+    if medium.name != "tmpfs":
+        pytest.skip("needs tmpfs at /dev/shm")
+
+    assert not medium.probe["dio_reported"]
+    assert (medium.memory_align, medium.offset_align) == (4096, 4096)

@@ -16,6 +16,7 @@ from kvio.wrappers.staging.daemon.client import DaemonTier
 from kvio.wrappers.staging.daemon.lines import Lines
 from kvio.wrappers.staging.daemon.server import StageDaemon
 from kvio.wrappers.staging.options import TierOptions
+from tests.inside import wait_until_inside
 from tests.staging.daemon.daemons import client_of, socket_path
 from tests.staging.medium import LONG_S, Held, Medium, begin, disk_error
 from tests.staging.test_tier_full import Writer
@@ -189,3 +190,25 @@ def test_a_daemon_ends_with_its_context(store: WrappedStore[Medium]) -> None:
 
         assert mode == 0o700
         assert not os.path.exists(inside)
+
+
+def test_a_wait_without_a_limit_ends_with_the_daemon(
+    tier: DaemonTier, store: WrappedStore[Medium]
+) -> None:
+    """On any thread: the error names what may not be stored."""
+    store.wrapper.hold("k")
+    tier.write_block("k", b"data")
+    errors: list[kvio.KvioError] = []
+
+    def wait() -> None:
+        try:
+            tier.barrier()
+        except kvio.KvioError as exc:
+            errors.append(exc)
+
+    thread = begin(wait)
+    wait_until_inside(thread, "wait_for")
+    tier._lines.events.shutdown(socket.SHUT_RDWR)
+    thread.join(LONG_S)
+
+    assert ["is gone; what may not be stored: 'k'" in str(error) for error in errors] == [True]
