@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tools.mutants import lists
 from tools.mutants.mutant import Mutant, plain
+from tools.mutants.tree import lacking_lines
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -79,3 +81,19 @@ def test_a_mutant_replaces_its_lines_alone() -> None:
     assert mutant.apply("a\nb\ne\n") == "a\nc\nd\ne\n"
     with pytest.raises(AssertionError, match="has changed"):
         mutant.apply("a\nx\n")
+
+
+def test_functions_that_need_torch_are_left_out_where_it_is_not() -> None:
+    """By their lines; who only asks whether it is imported is none of them."""
+    text = """import sys
+def asks():
+    return sys.modules.get("torch")
+def needs():
+    torch = sys.modules["torch"]
+    return torch.uint8
+def other():
+    return 1
+"""
+    expected = set() if find_spec("torch") else {4, 5, 6}
+
+    assert lacking_lines(text) == expected

@@ -12,6 +12,7 @@ from typing import Final
 from universalmutator import mutator
 
 from tools.mutants.mutant import Mutant
+from tools.mutants.tree import lacking_lines
 
 _RULES: Final = {
     ".py": ["universal.rules", "python.rules"],
@@ -21,11 +22,17 @@ _RULES: Final = {
 
 
 def candidates(root: Path, path: str) -> list[Mutant]:
-    """List what the generator makes of one file."""
-    lines = (root / path).read_text().splitlines(keepends=True)
+    """List what the generator makes of one file, but for lines that no test here can run."""
+    source = (root / path).read_text()
+    lines = source.splitlines(keepends=True)
+    lacking = lacking_lines(source) if path.endswith(".py") else set()
     with contextlib.redirect_stdout(io.StringIO()):
         made = mutator.mutants_regexp(lines, _RULES[Path(path).suffix], ignorePatterns=[])
-    return [Mutant(path, at, lines[at - 1], text, rule[0]) for at, text, rule, _ in made]
+    return [
+        Mutant(path, at, lines[at - 1], text, rule[0])
+        for at, text, rule, _ in made
+        if at not in lacking
+    ]
 
 
 def draw(

@@ -78,6 +78,22 @@ def _lacking(root: Path, path: str) -> bool:
     )
 
 
+def lacking_lines(text: str) -> set[int]:
+    """Return the lines of Python functions that need torch, if it is not installed.
+
+    They take it from `sys.modules`, where their caller has seen it.
+    """
+    if find_spec("torch") is not None:
+        return set()
+    return {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+        and any(ast.unparse(part) == "sys.modules['torch']" for part in ast.walk(node))
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+
+
 def digest(root: Path, paths: Iterable[str]) -> str:
     """Hash the names and contents of files."""
     state = hashlib.sha256()
