@@ -41,6 +41,7 @@ from kvio.sharedfile.plan import Plan, PlanError
 
 #: Probes of a medium take a moment; older ones were cut short.
 _PROBE_S: Final = 60.0
+_STALE_TRIES: Final = 8
 
 
 @contextmanager
@@ -107,9 +108,23 @@ def padded_nbytes(plan: Plan) -> int:
     return -(-sealed_nbytes(plan) // plan.layout.align) * plan.layout.align
 
 
+def _new_map(names: Names) -> tuple[str, int]:
+    """Make the file of a map, and return its name and its descriptor.
+
+    A FUSE server answers ESTALE where another creator swept the file before it was open.
+    """
+    for _ in range(_STALE_TRIES):
+        temporary = names.new_map()
+        try:
+            return temporary, files.create(names.dirfd, temporary)
+        except OSError as exc:
+            if exc.errno != errno.ESTALE:
+                raise
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), temporary)
+
+
 def _make_map(names: Names, plan: Plan, *, journaled: bool) -> tuple[Map, bool]:
-    temporary = names.new_map()
-    fd = files.create(names.dirfd, temporary)
+    temporary, fd = _new_map(names)
     try:
         if not lock(fd, plan.layout.writers):
             raise FileNotFoundError(errno.ENOENT, "another creator is sweeping it")
