@@ -247,7 +247,7 @@ class BouncePool:
         self._free: list[_native.Memory] = []
 
     def take(self) -> _native.Memory:
-        """Give a buffer, a used one if there is one.
+        """Return a buffer, a used one if there is one.
 
         Raises:
             OutOfMemoryError: there is no memory for another.

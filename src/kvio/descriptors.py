@@ -8,7 +8,6 @@ descriptors all the same, some are closed and the call is made once more.
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import threading
@@ -17,10 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar
 
+from kvio._native import EXHAUSTED
 from kvio._native.files import SyncFailedError
 
-#: No descriptor is left: in the process, or in the system.
-EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)
 _UNLIMITED: Final = 1 << 20
 #: After the process ran out, so many requests for room add one to what is kept at most.
 _CAUTION: Final = 64

@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvio import _native
 from kvio.backends.posix.root import CALIBRATION_NAME, read_calibration, temp_prefix
 from kvio.errors import ConfigError, KvioError, storage_error
-from kvio.medium import Medium, examine, examine_to_read
+from kvio.medium import NOT_WRITABLE, Medium, examine, examine_to_read
 from kvio.opening import open_store
 from kvio.policies import load_calibration
 from kvio.tuning import scratch_directory
@@ -80,7 +80,7 @@ def _diagnose_directory(path: str, shown: str) -> Diagnosis:
             try:
                 medium = examine(fd, temp_prefix() + secrets.token_hex(16))
             except OSError as exc:
-                if exc.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                if exc.errno not in NOT_WRITABLE:
                     raise
                 medium = examine_to_read(fd, fd, None)
                 return _diagnose_read_only(path, shown, medium, permissions, -exc.errno)

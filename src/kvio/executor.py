@@ -389,7 +389,7 @@ def _wait_for_all(helpers: Sequence[Job], stop: Callable[[], None]) -> None:
 
 
 def _is_lost(future: Future[Any]) -> bool:
-    """Tell whether what a future stands for is not done; what a block forbids was answered."""
+    """Return whether what a future stands for is not done; what a block forbids was answered."""
     if not future.done():
         return True
     return not future.cancelled() and not isinstance(future.exception(), BlockError | None)

@@ -25,6 +25,9 @@ from kvio.filesystem.layers import (
 from kvio.filesystem.sysfs import tree_at
 
 #: statfs(2) magic numbers, from linux/magic.h and the file systems' own headers.
+#: Where no file can be made: the mount, the mode, or an immutable directory.
+NOT_WRITABLE: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
+
 _NAMES: Final = {
     0xEF53: "ext4",
     0x58465342: "xfs",
@@ -287,7 +290,7 @@ def _mount_options(dirfd: int) -> str | None:
         info = Path(f"/proc/self/fdinfo/{dirfd}").read_text()
         mounts = Path("/proc/self/mountinfo").read_text()
     except OSError as exc:
-        if exc.errno in (errno.EMFILE, errno.ENFILE):
+        if exc.errno in _native.EXHAUSTED:
             raise
         return None
     wanted = next((x.split()[1] for x in info.splitlines() if x.startswith("mnt_id:")), None)

@@ -74,7 +74,7 @@ class Store:
         return f"<kvio.Store {self._url.place} {state}>"
 
     def __del__(self) -> None:
-        """Say that nobody closed it, and close it when what was submitted has ended."""
+        """Warn that it was not closed, and close it when what was submitted has ended."""
         calls: Calls | None = getattr(self, "_calls", None)
         if calls is not None and not calls.closed:
             exits.dropped(

@@ -57,5 +57,5 @@ def test_a_new_root_is_synced_in_its_parent(real_disk: Path, durability: str) ->
         if durability == "visible":
             assert not synced
         else:
-            assert synced, f"nobody syncs the name of the new {name}"
+            assert synced, f"the name of the new {name} is never synced"
             assert made[0] < synced[0] < named[0]

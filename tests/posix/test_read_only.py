@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -168,16 +166,6 @@ def test_a_read_only_mount_is_read(
     use(root, backend, layout)
     use(root, backend, layout, read_only=True)
     use(root, backend, layout, create=True, durability="durable")
-
-
-@pytest.fixture
-def public(disk_parent: Path) -> Iterator[Path]:
-    """A directory that every user may pass through, as pytest's own are not."""
-    children.need_root()
-    path = Path(tempfile.mkdtemp(prefix="kvio-test-public-", dir=disk_parent))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.mark.root

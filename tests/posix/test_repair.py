@@ -8,8 +8,7 @@ import os
 import shutil
 import signal
 import stat
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,16 +32,6 @@ USER: Final = 65534
 MASKS: Final = (0o777, 0o477, 0o377, 0o277)
 SITES: Final = ("mkdir", "open_dir", "fstat", "fchmod", "open_temp")
 KEYS: Final = [f"a/b{i}/k{i}" for i in range(300)]
-
-
-@pytest.fixture
-def public(disk_parent: Path) -> Iterator[Path]:
-    """A directory that every user may pass through, as pytest's own are not."""
-    children.need_root()
-    path = Path(tempfile.mkdtemp(prefix="kvio-test-public-", dir=disk_parent))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def make_root(public: Path, name: str = "root") -> Path:

@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -29,15 +28,6 @@ def root(tmp_path: Path) -> Path:
     path = tmp_path / "root"
     path.mkdir(mode=0o700)
     return path
-
-
-@pytest.fixture
-def public(disk_parent: Path) -> Iterator[Path]:
-    """A directory that every user may pass through, as pytest's own are not."""
-    path = Path(tempfile.mkdtemp(prefix="kvio-test-public-", dir=disk_parent))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def test_a_missing_root_is_a_config_error(root: Path) -> None:

@@ -36,7 +36,7 @@ class Sparse(bytes):
 def test_an_object_longer_than_any_memory_is_refused_by_name(
     library: str, layout: Literal["block", "plain"], faulty: FaultyServer
 ) -> None:
-    """A server that says 1 TiB makes nobody ask for 1 TiB; what else is there can be read."""
+    """A server that says 1 TiB is not asked for 1 TiB; what else is there can be read."""
     ends = {"block": trailers.make("", "huge", TiB - 64, None), "plain": b"z" * 64}
     faulty.put(BUCKET, f"{PREFIX}/huge", Sparse(ends[layout]))
     with open_faulty(library, faulty, {"layout": layout}) as store:

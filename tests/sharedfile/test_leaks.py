@@ -300,7 +300,7 @@ def test_a_file_whose_mode_cannot_be_set_is_not_made(create: Create, disk_path: 
 
 
 def test_a_map_that_is_closed_again_closes_nothing(create: Create) -> None:
-    """It has no descriptor any more; its number, or another, may be somebody else's."""
+    """It has no descriptor any more; its number, or another, may belong to another object."""
 
     def work() -> None:
         file = create("file", 100)

@@ -62,7 +62,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kvio.Stor
 
 
 def someone_waits(condition: object) -> bool:
-    """Tell whether a thread waits for a condition."""
+    """Return whether a thread waits for a condition."""
     return bool(condition._waiters)  # type: ignore[attr-defined]
 
 

@@ -23,6 +23,9 @@ new: Final[Any] = ffi.new
 release: Final[Any] = ffi.release
 NULL: Final[Any] = ffi.NULL
 
+#: No descriptor is left: in the process, or in the system.
+EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)
+
 os.register_at_fork(after_in_child=lib.kvio_forget_spare)
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -176,7 +179,7 @@ def probe_reading(dirfd: int, name: str | None) -> dict[str, int]:
 
 def _probed(result: Any) -> dict[str, int]:
     found = {field: int(getattr(result, field)) for field, _ in ffi.typeof(result[0]).fields}
-    for lacking in (errno.EMFILE, errno.ENFILE):
+    for lacking in EXHAUSTED:
         if -lacking in found.values():
             check(-lacking)
     return found

@@ -228,26 +228,31 @@ static void probe_statx(int fd, kvio_probe_result *result)
 	}
 }
 
-/* Try aligned and misaligned direct I/O on a file of ours: 0 or -errno each. */
-static void probe_direct(int fd, kvio_probe_result *result)
+/* Try aligned and misaligned direct I/O, on a file of ours or by reading: 0 or -errno each. */
+static void probe_direct(int fd, int reads, kvio_probe_result *result)
 {
 	uint8_t *buf = kvio_alloc(2 * PROBE_BYTES, PROBE_BYTES);
+	ssize_t r;
 
 	result->direct = result->direct_misaligned = -ENOMEM;
 	if (!buf)
 		return;
 	memset(buf, 0, 2 * PROBE_BYTES);
-	result->direct = pwrite(fd, buf, PROBE_BYTES, 0) == PROBE_BYTES ? 0 : -errno;
-	result->direct_misaligned = pwrite(fd, buf + 1, PROBE_BYTES - 3, 1) < 0 ? -errno : 0;
+	r = reads ? pread(fd, buf, PROBE_BYTES, 0) : pwrite(fd, buf, PROBE_BYTES, 0);
+	result->direct = r == PROBE_BYTES || (reads && r >= 0) ? 0 : -errno;
+	r = reads ? pread(fd, buf + 1, PROBE_BYTES - 3, 1) : pwrite(fd, buf + 1, PROBE_BYTES - 3, 1);
+	result->direct_misaligned = r < 0 ? -errno : 0;
 	kvio_free(buf);
 }
 
-static void probe_cache(int fd, kvio_probe_result *result)
+static void probe_cache(int fd, int reads, kvio_probe_result *result)
 {
 	struct iovec iov = { (uint8_t[1]){ 0 }, 1 };
 	uint64_t pages, dirty;
+	ssize_t r = reads ? preadv2(fd, &iov, 1, 0, RWF_DONTCACHE)
+			  : pwritev2(fd, &iov, 1, 0, RWF_DONTCACHE);
 
-	result->dontcache = pwritev2(fd, &iov, 1, 0, RWF_DONTCACHE) < 0 ? -errno : 0;
+	result->dontcache = r < 0 ? -errno : 0;
 	result->cachestat = kvio_cached_pages(fd, 0, 1, &pages, &dirty);
 }
 
@@ -299,27 +304,6 @@ static void probe_rename(int dirfd, const char *name, kvio_probe_result *result)
 	unlinkat(dirfd, other, 0);
 }
 
-static void probe_direct_reading(int fd, kvio_probe_result *result)
-{
-	uint8_t *buf = kvio_alloc(2 * PROBE_BYTES, PROBE_BYTES);
-
-	result->direct = result->direct_misaligned = -ENOMEM;
-	if (!buf)
-		return;
-	result->direct = pread(fd, buf, PROBE_BYTES, 0) < 0 ? -errno : 0;
-	result->direct_misaligned = pread(fd, buf + 1, PROBE_BYTES - 3, 1) < 0 ? -errno : 0;
-	kvio_free(buf);
-}
-
-static void probe_cache_reading(int fd, kvio_probe_result *result)
-{
-	struct iovec iov = { (uint8_t[1]){ 0 }, 1 };
-	uint64_t pages, dirty;
-
-	result->dontcache = preadv2(fd, &iov, 1, 0, RWF_DONTCACHE) < 0 ? -errno : 0;
-	result->cachestat = kvio_cached_pages(fd, 0, 1, &pages, &dirty);
-}
-
 /* What can be found out of a directory's file system where nothing may be written: from a
  * regular file in it, if name is not NULL. */
 int kvio_probe_reading(int dirfd, const char *name, kvio_probe_result *result)
@@ -341,10 +325,10 @@ int kvio_probe_reading(int dirfd, const char *name, kvio_probe_result *result)
 	if (fd < 0)
 		return -errno;
 	probe_statx(fd, result);
-	probe_cache_reading(fd, result);
+	probe_cache(fd, 1, result);
 	direct = openat(dirfd, name, flags | O_DIRECT);
 	if (direct >= 0) {
-		probe_direct_reading(direct, result);
+		probe_direct(direct, 1, result);
 		close(direct);
 	} else {
 		result->direct = result->direct_misaligned = -errno;
@@ -368,13 +352,13 @@ int kvio_probe(int dirfd, const char *name, kvio_probe_result *result)
 	fd = openat(dirfd, name, O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return -errno;
-	probe_cache(fd, result);
+	probe_cache(fd, 0, result);
 	probe_rename(dirfd, name, result);
 	direct = openat(dirfd, name, O_RDWR | O_DIRECT | O_NOFOLLOW | O_CLOEXEC);
 	result->direct = result->direct_misaligned = direct < 0 ? -errno : 0;
 	if (direct >= 0) {
 		probe_statx(direct, result);
-		probe_direct(direct, result);
+		probe_direct(direct, 0, result);
 		close(direct);
 	} else {
 		probe_statx(fd, result);

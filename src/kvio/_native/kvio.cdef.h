@@ -227,9 +227,9 @@ typedef struct {
  * With places the names are keys: they are hashed, and turned into file
  * names where they stand; else dirs has the directories, NULL where none is kept. */
 void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_places *places, kvio_dir *const *dirs,
-		     char *names, const uint32_t *modes, size_t nmodes, const uint32_t *counts,
-		     const uint64_t *sizes, kvio_part *parts, size_t nparts,
-		     void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags);
+		   char *names, const uint32_t *modes, size_t nmodes, const uint32_t *counts,
+		   const uint64_t *sizes, kvio_part *parts, size_t nparts,
+		   void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags);
 
 /* How an array of operations ended, as rows of KVIO_ANSWERS numbers: status, site,
  * crc, flags, existed, mode_taken, done, block_nbytes, file_nbytes, mtime_ns. */
@@ -250,8 +250,8 @@ int kvio_dir_evict(kvio_dir *dir);
 int kvio_dir_was_used(kvio_dir *dir);
 
 /* How an array of operations ended, in sum: without error; in a directory that was
- * removed; as kvio_lacks_descriptor asks; kept a
- * standing block; moved fewer bytes than asked for; mode_taken of them all, or -1. */
+ * removed; as kvio_lacks_descriptor asks; kept an existing block; moved fewer bytes than
+ * asked for; mode_taken of them all, or -1. */
 typedef struct {
 	size_t good;
 	size_t stale;

@@ -129,7 +129,7 @@ class Ops:
         return int(self.ops[index].key_hash[0])
 
     def sum_up(self, start: int = 0, stop: int | None = None) -> Any:
-        """Give the ``kvio_summary`` of all operations, or of some."""
+        """Return the ``kvio_summary`` of all operations, or of some."""
         summary = new("kvio_summary *")
         last = self.count if stop is None else stop
         lib.kvio_sum_up(self.ops + start, last - start, summary)

@@ -176,7 +176,7 @@ class SharedFile:
         return retrying(lambda: cls(opening.recover(path, io_threads, placement)))
 
     def __del__(self) -> None:
-        """Say that nobody closed it, and close it when its queued writes have ended."""
+        """Warn that it was not closed, and close it when its queued writes have ended."""
         if not getattr(self, "_closed", "not made"):
             exits.dropped(self, f"a handle of shared file {self.path!r}", self.close)
 

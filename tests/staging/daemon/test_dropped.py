@@ -1,4 +1,4 @@
-"""Clients of a daemon that nobody closed."""
+"""Clients of a daemon that were not closed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_dropped_client_ends_when_its_writes_are_stored(
 def test_a_program_says_at_its_end_what_a_killed_daemon_took_along(
     disk_path: Path, paused: str
 ) -> None:
-    """Writes whose failure nobody was told of; and nothing where all were stored."""
+    """Writes whose failure was not reported; and nothing where all were stored."""
     with socket_path() as path:
         ended = subprocess.run(
             [sys.executable, "-c", PROGRAM, f"hybrid://{disk_path}/s?create=true", path, paused],

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
-from kvio._native import Places, lib, make_template, open_dir
+from kvio._native import EXHAUSTED, Places, lib, make_template, open_dir
 from kvio.abc import Backend, RawBlock, RunAll, Source
 from kvio.backends.posix import large, outcome, stream
 from kvio.backends.posix.engine import Engine
@@ -36,7 +36,7 @@ from kvio.backends.posix.root import (
     temp_prefix,
 )
 from kvio.buffers import BouncePool, total_bytes
-from kvio.descriptors import EXHAUSTED, SHARED, retrying
+from kvio.descriptors import SHARED, retrying
 from kvio.errors import (
     AccessDeniedError,
     BlockNotFoundError,
@@ -45,7 +45,7 @@ from kvio.errors import (
     UnsupportedError,
     storage_error,
 )
-from kvio.medium import Medium, examine, examine_to_read
+from kvio.medium import NOT_WRITABLE, Medium, examine, examine_to_read
 from kvio.policies import BY_SIZE, CACHE_AWARE, Always, Policy, load_calibration
 from kvio.policies import Hybrid as HybridPolicy
 from kvio.system_memory import ram_bytes
@@ -68,7 +68,6 @@ _FORMS = (
     "O_TMPFILE, linkat by /proc/self/fd",
     "named temporary, rename",
 )
-_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _STAT_GROUP = 256
 _KEPT_BOUNCE_BUFFERS = 16
 
@@ -107,8 +106,8 @@ class PosixBackend(Backend):
             )
         else:
             self._rootfd = reopen_root(inherited, options.root)
-        self._root = RootWatch(options.root, self._rootfd)
         try:
+            self._root = RootWatch(options.root, self._rootfd)
             self._engine = self._make_engine()
             self._quick = Quick(self._engine)
         except BaseException:
@@ -165,7 +164,7 @@ class PosixBackend(Backend):
             try:
                 return examine(self._rootfd, probe_name)
             except OSError as exc:
-                if exc.errno not in _NOT_WRITABLE or self.options.read_only is False:
+                if exc.errno not in NOT_WRITABLE or self.options.read_only is False:
                     raise
                 self._why_read_only = f"no file can be made in it ({os.strerror(exc.errno)})"
         return self._examine_to_read()
@@ -341,8 +340,7 @@ class PosixBackend(Backend):
             return self._all_refused("write", blocks.keys)
         error = self._root.find() if self._root.check_first else None
         if error is not None:
-            nothing = [BlockResult(key, BlockStatus.OK) for key in blocks.keys]
-            return outcome.without_receipts(nothing, error)
+            return [outcome.refused(key, error) for key in blocks.keys]
         return self._engine.write(blocks, if_exists, cancel)
 
     def read_blocks_into(

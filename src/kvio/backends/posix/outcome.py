@@ -99,10 +99,15 @@ def written(
     return _rows(BlockResult, blocks.keys, repeat(BlockStatus.OK), blocks.sizes, _NONE, receipts)
 
 
+def refused(key: str, error: StorageError) -> BlockResult:
+    """Make the result of a block whose store, not itself, is why it failed."""
+    return failure(key, type(error)(str(error), errno=error.errno, key=key))
+
+
 def without_receipts(results: Sequence[BlockResult], error: StorageError) -> list[BlockResult]:
     """Make the results of a batch whose root has moved: what was written has no receipt."""
     return [
-        failure(result.key, type(error)(str(error), errno=error.errno, key=result.key))
+        refused(result.key, error)
         if result.ok or getattr(result.error, "errno", None) == errno.ENOENT
         else result
         for result in results

@@ -83,11 +83,12 @@ class RootWatch:
         check_first: it was elsewhere at the last check, or there was none.
     """
 
-    __slots__ = ("_fd", "_path", "check_first", "due_s")
+    __slots__ = ("_fd", "_identity", "_path", "check_first", "due_s")
 
     def __init__(self, path: str, fd: int) -> None:
         self._path = path
         self._fd = fd
+        self._identity = _identity(os.fstat(fd))
         self.due_s = 0.0
         self.check_first = True
 
@@ -107,13 +108,7 @@ class RootWatch:
         now = monotonic()
         number = 0
         try:
-            own = os.fstat(self._fd)
-        except OSError as exc:  # the file system was shut down
-            text = f"check the directory of root {self._path!r}"
-            return storage_error(exc.errno or errno.EIO, text, key=key)
-        try:
-            there = os.stat(self._path)
-            if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            if _identity(os.stat(self._path)) != self._identity:
                 number = errno.ESTALE
         except PermissionError:  # a process that dropped its privileges cannot know
             pass
@@ -123,20 +118,32 @@ class RootWatch:
                 return storage_error(number, f"look up root {self._path!r}", key=key)
         self.check_first = number != 0
         if number:
-            return RootMovedError(self._describe(own, number), errno=number, key=key)
+            return RootMovedError(self._describe(number), errno=number, key=key)
         self.due_s = now + _CHECK_S
         return None
 
-    def _describe(self, own: os.stat_result, number: int) -> str:
+    def _describe(self, number: int) -> str:
         leads = "leads to another directory" if number == errno.ESTALE else "leads nowhere"
         todo = "Move it back, or open the store anew"
-        if own.st_nlink == 0:
+        if _is_removed(self._fd):
             where, todo = ", and its directory was removed", "Open the store anew"
         elif (now := _path_of(self._fd)) != self._path:
             where = f"; its directory is {now!r} now"
         else:
             where = ""
         return f"no receipt: root {self._path!r} {leads} since the store was opened{where}. {todo}"
+
+
+def _identity(info: os.stat_result) -> tuple[int, int]:
+    return info.st_dev, info.st_ino
+
+
+def _is_removed(fd: int) -> bool:
+    """Return whether an open directory has no name; False also where that cannot be known."""
+    try:
+        return os.fstat(fd).st_nlink == 0
+    except OSError:
+        return False
 
 
 def _path_of(fd: int) -> str:
@@ -173,7 +180,7 @@ def _repair(path: str) -> None:
     """Make a root usable whose maker died between making it and giving it its mode.
 
     A umask can take the owner's own bits. Left like that it is ours, and empty; what can be read
-    and is not empty is as somebody wants it. What else is wrong is found when it is opened.
+    and is not empty is as its owner wants it. What else is wrong is found when it is opened.
     """
     with suppress(OSError):
         fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -64,18 +64,16 @@ class _Stream:
         self._length = nbytes
         self._buffer = aligned(engine.options.segment_bytes)
         self._begun = False
-        self._lacked: tuple[int, int] | None = None
+        self._status = 0
         self.nbytes = nbytes or 0
 
     def run(self, call: Any, ops: Any, _count: int) -> int:
         """Write and publish the block."""
+        if self._begun:  # it would be tried again, but what the source gave is gone
+            removed = self._status == _STALE
+            doing = "publish in a directory that was removed meanwhile" if removed else "publish"
+            raise storage_error(-self._status, doing, key=self._key, backend=self._engine.name)
         op = ops + 0
-        if self._begun and self._lacked is not None:  # what the source gave is gone
-            op.status, op.site = self._lacked
-            return 0
-        if self._begun:  # its directory was removed meanwhile
-            doing = "publish in a directory that was removed meanwhile"
-            raise storage_error(errno.ESTALE, doing, key=self._key, backend=self._engine.name)
         op.fd = -1
         try:
             begun = lib.kvio_write_begin(call, op)
@@ -89,8 +87,7 @@ class _Stream:
             op.site = lib.KVIO_SITE_WRITE
             return 0
         finally:
-            if lib.kvio_lacks_descriptor(op):
-                self._lacked = (op.status, op.site)
+            self._status = int(op.status)
             lib.kvio_write_abort(call, op)  # drops a temporary that is still there
 
     def _write(self, call: Any, op: Any) -> int:

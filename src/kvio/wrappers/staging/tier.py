@@ -79,7 +79,7 @@ class StagingTier:
         return f"<kvio.StagingTier {self._memory.kind} {capacity} bytes, {self._store!r} {state}>"
 
     def __del__(self) -> None:
-        """Say that nobody closed it, and close it when what was staged is stored."""
+        """Warn that it was not closed, and close it when what was staged is stored."""
         if not getattr(self, "_closed", True) and not self._gate.forked:
             exits.dropped(self, f"staging tier of {self._store.url.place}", self._close_dropped)
 
@@ -87,7 +87,7 @@ class StagingTier:
         try:
             self.close()
         except TierNotDrainedError:
-            self._end(None)  # nobody can decide about what failed
+            self._end(None)  # the caller cannot decide about what failed
             raise
 
     # Writing
