@@ -101,13 +101,18 @@ class Client:
             text=True,
         )
         self._ended: Ended | None = None
-        # Popen would reap it before a signal, and with it what it used.
-        self._pidfd = os.pidfd_open(self._process.pid)
-        limit = _PATIENCE_S + order.limit_s * len(order.operations)
-        self._timer = threading.Timer(limit, self._shoot)
-        self._timer.daemon = True
-        self._timer.start()
-        self._send(order.line())
+        try:
+            # Popen would reap it before a signal, and with it what it used.
+            self._pidfd = os.pidfd_open(self._process.pid)
+            limit = _PATIENCE_S + order.limit_s * len(order.operations)
+            self._timer = threading.Timer(limit, self._shoot)
+            self._timer.daemon = True
+            self._timer.start()
+            self._send(order.line())
+        except BaseException:  # Ctrl-C among them: no caller has this client yet, to kill it
+            self._process.kill()
+            self._process.wait()
+            raise
 
     def wait_ready(self) -> None:
         """Wait until it could begin its next operation."""
