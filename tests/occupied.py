@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from kvio.executor import Executor, Job
 
 LONG_S = 60.0
+
+
+def queue(
+    executor: Executor,
+    run: Callable[[], Any],
+    *,
+    nbytes: int,
+    read: bool,
+    deadline: float | None = None,
+) -> Job:
+    """Submit a job."""
+    job = Job(run, nbytes=nbytes, read=read)
+    executor.submit(job, deadline=deadline)
+    return job
 
 
 def occupy(executor: Executor, gate: threading.Event, nbytes: int = 0) -> Job:
@@ -19,11 +35,11 @@ def occupy(executor: Executor, gate: threading.Event, nbytes: int = 0) -> Job:
         assert gate.wait(LONG_S)
         return "late"
 
-    job = executor.submit(wait, nbytes=nbytes, read=False)
+    job = queue(executor, wait, nbytes=nbytes, read=False)
     assert entered.wait(LONG_S)
     return job
 
 
 def put(executor: Executor, order: list[str], name: str, *, read: bool, nbytes: int = 0) -> Job:
     """Queue a job that notes its name."""
-    return executor.submit(partial(order.append, name), nbytes=nbytes, read=read)
+    return queue(executor, partial(order.append, name), nbytes=nbytes, read=read)

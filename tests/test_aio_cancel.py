@@ -36,7 +36,7 @@ async def entered(backend: GateBackend) -> None:
 
 def wait_for_one_without_room(store: kvio.Store) -> None:
     """Wait until somebody waits for room in the queue."""
-    while not store._calls.executor._room._waiters:  # type: ignore[attr-defined]
+    while not store._calls.executor._room._waiters:
         pass
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvio.errors import StorageTimeoutError, StoreClosedError
 from kvio.executor import MOST_STUCK, Executor
-from tests.occupied import LONG_S, occupy, put
+from tests.occupied import LONG_S, occupy, put, queue
 
 
 @pytest.fixture
@@ -59,13 +59,13 @@ def test_queued_bytes_are_bounded(gate: threading.Event) -> None:
 
     def submit_many() -> None:
         for _ in range(20):
-            executor.submit(lambda: seen.append(executor.queued_bytes), nbytes=50, read=True)
+            queue(executor, lambda: seen.append(executor.queued_bytes), nbytes=50, read=True)
         done.set()
 
     submitter = threading.Thread(target=submit_many)
     submitter.start()
     with pytest.raises(StorageTimeoutError):
-        executor.submit(lambda: None, nbytes=41, read=True, deadline=time.monotonic())
+        queue(executor, lambda: None, nbytes=41, read=True, deadline=time.monotonic())
     assert not done.is_set()
     assert not seen
     gate.set()
@@ -82,11 +82,11 @@ def test_one_job_larger_than_the_bound_runs_alone(gate: threading.Event) -> None
     """More bytes than the bound are admitted when nothing else is under way, and only then."""
     executor = Executor(threads=2, max_queued_bytes=100)
 
-    assert executor.submit(lambda: "large", nbytes=5000, read=True).future.result(LONG_S) == "large"
+    assert queue(executor, lambda: "large", nbytes=5000, read=True).future.result(LONG_S) == "large"
     assert executor.drain(timeout=LONG_S)
     occupy(executor, gate, nbytes=1)
     with pytest.raises(StorageTimeoutError):
-        executor.submit(lambda: None, nbytes=5000, read=True, deadline=time.monotonic())
+        queue(executor, lambda: None, nbytes=5000, read=True, deadline=time.monotonic())
     gate.set()
     assert executor.close(timeout=LONG_S)
 
@@ -101,7 +101,7 @@ def test_waiting_for_room_ends_when_the_executor_closes(gate: threading.Event) -
     def submit() -> None:
         waiting.set()
         try:
-            executor.submit(lambda: None, nbytes=10, read=True)
+            queue(executor, lambda: None, nbytes=10, read=True)
         except StoreClosedError as exc:
             errors.append(exc)
 
@@ -153,7 +153,7 @@ def test_run_all_on_every_io_thread_at_once_ends(threads: int) -> None:
     def outer(n: int) -> int:
         return sum(executor.run_all([partial(inner, n + i) for i in range(5)]))
 
-    jobs = [executor.submit(partial(outer, n), nbytes=1, read=n % 2 == 0) for n in range(40)]
+    jobs = [queue(executor, partial(outer, n), nbytes=1, read=n % 2 == 0) for n in range(40)]
 
     assert [job.future.result(LONG_S) for job in jobs] == [25 * n + 50 for n in range(40)]
     assert executor.close(timeout=LONG_S)
@@ -171,9 +171,9 @@ def test_an_executor_goes_on_with_the_threads_that_it_has(
 ) -> None:
     """Where the system gives no more of them, as at the end of a program since Python 3.12."""
     executor = Executor(threads=4, max_queued_bytes=100)
-    assert executor.submit(lambda: "first", nbytes=1, read=True).future.result(LONG_S) == "first"
+    assert queue(executor, lambda: "first", nbytes=1, read=True).future.result(LONG_S) == "first"
     no_more_threads()
-    jobs = [executor.submit(partial(int, n), nbytes=1, read=False) for n in range(40)]
+    jobs = [queue(executor, partial(int, n), nbytes=1, read=False) for n in range(40)]
 
     assert [job.future.result(LONG_S) for job in jobs] == list(range(40))
     assert executor.run_all([partial(int, n) for n in range(9)]) == list(range(9))
@@ -190,14 +190,14 @@ def test_a_stuck_thread_is_quarantined_and_replaced(gate: threading.Event) -> No
 
     assert executor.quarantined == 1
     assert executor.queued_bytes == 0
-    assert executor.submit(lambda: "next", nbytes=100, read=True).future.result(LONG_S) == "next"
+    assert queue(executor, lambda: "next", nbytes=100, read=True).future.result(LONG_S) == "next"
     assert executor.drain(timeout=0.0) in (True, False)
     gate.set()
     thread.join(LONG_S)
     assert executor.drain(timeout=LONG_S)
     assert executor.quarantined == 0
     assert executor.queued_bytes == 0
-    assert executor.submit(lambda: "last", nbytes=1, read=True).future.result(LONG_S) == "last"
+    assert queue(executor, lambda: "last", nbytes=1, read=True).future.result(LONG_S) == "last"
     assert executor.close(timeout=LONG_S)
 
 
@@ -212,7 +212,7 @@ def test_many_stuck_threads_do_not_eat_the_pool(gate: threading.Event) -> None:
     both = threading.Barrier(2)
 
     assert executor.quarantined == 20
-    jobs = [executor.submit(lambda: both.wait(LONG_S), nbytes=0, read=True) for _ in range(2)]
+    jobs = [queue(executor, lambda: both.wait(LONG_S), nbytes=0, read=True) for _ in range(2)]
     assert sorted(job.future.result(LONG_S) for job in jobs) == [0, 1]
     gate.set()
     for thread in threads:
@@ -241,7 +241,7 @@ def test_an_abandoned_job_in_the_queue_never_runs(gate: threading.Event) -> None
 def test_abandoning_what_has_ended_changes_nothing() -> None:
     """A job that ended just before is not held against its thread."""
     executor = Executor(threads=1, max_queued_bytes=100)
-    job = executor.submit(lambda: "done", nbytes=10, read=True)
+    job = queue(executor, lambda: "done", nbytes=10, read=True)
     assert job.future.result(LONG_S) == "done"
     assert executor.drain(timeout=LONG_S)
     executor.abandon(job)
@@ -260,7 +260,7 @@ def test_abandoning_a_call_frees_the_threads_that_help_it(gate: threading.Event)
         inside.release()
         assert gate.wait(LONG_S)
 
-    job = executor.submit(lambda: executor.run_all([wait, wait]), nbytes=1, read=True)
+    job = queue(executor, lambda: executor.run_all([wait, wait]), nbytes=1, read=True)
     for _ in range(2):
         assert inside.acquire(timeout=LONG_S)
     executor.abandon(job)
@@ -268,7 +268,7 @@ def test_abandoning_a_call_frees_the_threads_that_help_it(gate: threading.Event)
     both = threading.Barrier(2)
 
     assert executor.quarantined == 2
-    jobs = [executor.submit(lambda: both.wait(LONG_S), nbytes=0, read=True) for _ in range(2)]
+    jobs = [queue(executor, lambda: both.wait(LONG_S), nbytes=0, read=True) for _ in range(2)]
     assert sorted(job.future.result(LONG_S) for job in jobs) == [0, 1]
     gate.set()
     for thread in stuck:
@@ -284,10 +284,10 @@ def test_an_exception_of_a_job_is_its_futures() -> None:
         raise error
 
     for error in (ValueError("a"), SystemExit(3), KeyboardInterrupt(), MemoryError()):
-        job = executor.submit(partial(fail, error), nbytes=1, read=True)
+        job = queue(executor, partial(fail, error), nbytes=1, read=True)
         assert job.future.exception(LONG_S) is error
     assert executor.queued_bytes in (0, 1)
-    assert executor.submit(lambda: "on", nbytes=1, read=True).future.result(LONG_S) == "on"
+    assert queue(executor, lambda: "on", nbytes=1, read=True).future.result(LONG_S) == "on"
     assert executor.close(timeout=LONG_S)
     assert executor.queued_bytes == 0
 
@@ -299,7 +299,7 @@ def test_threads_that_are_stuck_have_a_bound(gate: threading.Event) -> None:
         executor.abandon(occupy(executor, gate))
     before = set(threading.enumerate())
 
-    waiting = executor.submit(lambda: "at last", nbytes=1, read=True)
+    waiting = queue(executor, lambda: "at last", nbytes=1, read=True)
     assert executor.quarantined == MOST_STUCK
     assert not set(threading.enumerate()) - before
     assert not waiting.future.done()
@@ -314,7 +314,7 @@ def test_threads_at_work_count_as_they_may_be_stuck_next(gate: threading.Event) 
     at_work = [occupy(executor, gate) for _ in range(2)]
     for _ in range(MOST_STUCK - 2):
         executor.abandon(occupy(executor, gate))
-    waiting = executor.submit(lambda: "done", nbytes=0, read=True)
+    waiting = queue(executor, lambda: "done", nbytes=0, read=True)
     threads = len(executor._threads) + executor.quarantined
     for job in at_work:
         executor.abandon(job)

@@ -9,7 +9,7 @@ import pytest
 
 from kvio.errors import StoreClosedError
 from kvio.executor import Executor
-from tests.occupied import LONG_S, occupy, put
+from tests.occupied import LONG_S, occupy, put, queue
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_close_finishes_what_is_queued(gate: threading.Event) -> None:
     assert len(order) == 30
     assert all(job.future.done() for job in jobs)
     with pytest.raises(StoreClosedError):
-        executor.submit(lambda: None, nbytes=0, read=True)
+        queue(executor, lambda: None, nbytes=0, read=True)
 
 
 def test_close_finishes_what_is_queued_behind_a_stuck_call(gate: threading.Event) -> None:
@@ -46,8 +46,8 @@ def test_close_finishes_what_is_queued_behind_a_stuck_call(gate: threading.Event
         assert second.wait(LONG_S)
         return "slow"
 
-    slower = executor.submit(slow, nbytes=0, read=False)
-    last = executor.submit(lambda: "last", nbytes=0, read=False)
+    slower = queue(executor, slow, nbytes=0, read=False)
+    last = queue(executor, lambda: "last", nbytes=0, read=False)
     ended: list[bool] = []
     closer = threading.Thread(target=lambda: ended.append(executor.close()))
     closer.start()

@@ -266,14 +266,13 @@ def _run(
         partial(_run_group, work, group, cancel, own)
         for group, own in zip(groups, cancels, strict=True)
     ]
-    with calls:
-        try:
-            if len(tasks) == 1:
-                return tasks[0]()
-            answers = calls.executor.run_all(tasks, read=read, cancel=cancel.request)
-        except BaseException as exc:  # the handler of a signal raised it, or memory ran out
-            note(exc, _results_of(groups, cancels), done)
-            raise
+    try:
+        if len(tasks) == 1:
+            return calls.here(tasks[0])
+        answers = calls.here(calls.executor.run_all, tasks, read=read, cancel=cancel.request)
+    except BaseException as exc:  # the handler of a signal raised it, or memory ran out
+        note(exc, _results_of(groups, cancels), done)
+        raise
     return [result for answer in answers for result in answer]
 
 
@@ -293,17 +292,23 @@ def _run_timed(
     pending: list[Pending | StorageError] = []
     results: list[BlockResult] = []
     try:
-        pending.extend(_start(calls, group, work, deadline, cancel, read=read) for group in groups)
-        for one, group in zip(pending, groups, strict=True):
-            results += _collect(calls, one, group, deadline)
+        for group in groups:
+            one = _pending(group, work, cancel, read=read)
+            pending.append(one)
+            try:
+                calls.start(one, max(0.0, deadline - time.monotonic()))
+            except StorageError as exc:  # no room in time, or no thread
+                pending[-1] = exc
+        for started, group in zip(pending, groups, strict=True):
+            results += _collect(calls, started, group, deadline)
     except BaseException as exc:  # the handler of a signal raised it, or memory ran out
         cancel.request()
         note(exc, _results_at_end(calls, pending, groups, deadline, read=read), done)
         raise
     finally:
-        for one in pending:
-            if isinstance(one, Pending):
-                one.expire(calls.executor)  # nothing, but where an error left it alone
+        for started in pending:
+            if isinstance(started, Pending):
+                started.expire(calls.executor)  # nothing, but where an error left it alone
     return results
 
 
@@ -359,8 +364,9 @@ def _results_at_end(
     started = [one for one in pending if isinstance(one, Pending)]
     for one in started:
         one.expire(calls.executor)
-    jobs = [one.job.future for one in started if one.job is not None]
-    threads.wait([job for job in jobs if not job.done()], max(0.0, deadline - time.monotonic()))
+    left = max(0.0, deadline - time.monotonic())
+    threads.wait([one.job.future for one in started if not one.job.future.cancel()], left)
+    threads.wait([one.future for one in started if one.in_time])  # its thread is about to end it
     results: list[BlockResult] = []
     for pending_one, group in zip_longest(pending, groups):
         results += _result_of(pending_one, group, read=read)
@@ -370,36 +376,25 @@ def _results_at_end(
 def _result_of(
     pending: Pending | StorageError | None, group: Blocks, *, read: bool
 ) -> list[BlockResult]:
-    if isinstance(pending, Pending) and not pending.future.cancelled():
-        if not pending.future.exception():
+    if isinstance(pending, Pending):
+        if pending.in_time and not pending.future.cancelled() and not pending.future.exception():
             delivered: list[BlockResult] = pending.future.result()
             return delivered
-        if not read and pending.job is not None and pending.job.future.done():
+        if not read and pending.job.future.done():
             return _results_of([group], [pending.cancel])
     return _cancelled(group.keys)
 
 
-def _start(
-    calls: Calls,
-    group: Blocks,
-    work: _Work,
-    deadline: float,
-    cancel: Cancellation,
-    *,
-    read: bool,
-) -> Pending | StorageError:
-    try:
-        pending = Pending(
-            partial(_read_privately if read else _run_timed_group, work, group),
-            nbytes=sum(group.sizes),
-            read=read,
-            describe=f"a group of {len(group.keys)} blocks",
-            deliver=partial(_deliver, group) if read else None,
-        )
-        cancel.on_request(pending.cancel.request)
-        return calls.start(pending, max(0.0, deadline - time.monotonic()))
-    except StorageError as exc:  # no room in time, or no thread
-        return exc
+def _pending(group: Blocks, work: _Work, cancel: Cancellation, *, read: bool) -> Pending:
+    pending = Pending(
+        partial(_read_privately if read else _run_timed_group, work, group),
+        nbytes=sum(group.sizes),
+        read=read,
+        describe=f"a group of {len(group.keys)} blocks",
+        deliver=partial(_deliver, group) if read else None,
+    )
+    cancel.on_request(pending.cancel.request)
+    return pending
 
 
 def _collect(

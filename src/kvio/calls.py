@@ -12,28 +12,29 @@ import heapq
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from kvio import threads
 from kvio.errors import ConfigError, StorageTimeoutError, StoreClosedError, out_of_memory
 from kvio.executor import Executor, Job
+from kvio.threads import Condition, Future
 from kvio.types import Cancellation, GiB
 
 if TYPE_CHECKING:
     from kvio.placement import Placement
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Is told what a call returned, or else what it raised.
 Ended: TypeAlias = Callable[[Any, BaseException | None], None]
 
+CLOSED: Final = "the store is closed"
 #: Steps that go to an I/O thread together: there and back costs as much as they do.
 _STEP: Final = 256
 
@@ -70,6 +71,9 @@ def _listed(items: Iterator[T], _: Cancellation | None) -> list[T]:
 class Pending:
     """One call on the I/O threads, and the race between its work and its deadline.
 
+    Attributes:
+        in_time: the work was first; its future is done, or about to be.
+
     Args:
         work: what is done, unless it is given up before.
         nbytes: what it holds of the queue.
@@ -96,8 +100,8 @@ class Pending:
         self.future: Future[Any] = Future()
         self.cancel = Cancellation()
         self.nbytes = nbytes
-        self.read = read
-        self.job: Job | None = None
+        self.job = Job(self.run, nbytes=nbytes, read=read)
+        self.job.future.add_done_callback(self.finish)
         self._work: Callable[[Cancellation | None], Any] | None = work
         self._describe = describe
         self._key = key
@@ -107,13 +111,16 @@ class Pending:
         self._lock = threading.Lock()
         self._over = False
         self._claimed: bool | None = None
+        self.in_time = False
 
     def run(self) -> Any:
         """Do the work, unless it was given up before."""
         work, self._work = self._work, None  # a future that is kept must not keep the bytes
         if work is None or self._over or (self._holding and not self._claim()):
             return None
-        return work(self.cancel)
+        cancel = self.cancel
+        del self  # the traceback of an error has this frame: a cycle
+        return work(cancel)
 
     def _claim(self) -> bool:
         """Let nobody cancel the future any more; False if somebody has."""
@@ -122,14 +129,15 @@ class Pending:
                 self._claimed = self.future.set_running_or_notify_cancel()
             return self._claimed
 
-    def _win(self) -> bool:
+    def _win(self, *, in_time: bool = False) -> bool:
         with self._lock:
             won, self._over = not self._over, True
+            self.in_time |= won and in_time
             return won
 
-    def finish(self, inner: Future[Any]) -> None:
+    def finish(self, inner: futures.Future[Any]) -> None:
         """Hand on what the work returned or raised, unless the deadline was first."""
-        if not self._win():
+        if not self._win(in_time=True):
             return
         deliver, self._deliver = self._deliver, None
         if inner.cancelled():
@@ -169,10 +177,7 @@ class Pending:
             return False
         self._deliver = self._work = None
         self.cancel.request()
-        if self.job is not None:
-            executor.abandon(self.job, self._tell_late)
-        else:
-            self._tell_late()
+        executor.abandon(self.job, self._tell_late)
         return True
 
     def refuse(self, error: BaseException) -> None:
@@ -195,7 +200,12 @@ def _placer(settings: Settings) -> Callable[[int], None] | None:
 
 
 class Calls:
-    """Counts the calls of a store that are under way, and runs those with a deadline."""
+    """Knows the calls of a store that are under way, and runs those with a deadline.
+
+    Attributes:
+        closed: no call may begin.
+        inside: one object a call under way; a set changes in one step, and needs no lock.
+    """
 
     def __init__(self, settings: Settings, name: str) -> None:
         self.threads = settings.io_threads
@@ -207,27 +217,32 @@ class Calls:
         )
         self._timeout = settings.timeout
         self.closed = self._closing = False
-        self._idle = threading.Condition()
-        #: One item a call: a deque changes as one step, and needs no lock.
-        self._inside: deque[None] = deque()
+        self._lock = threading.RLock()
+        self._idle = Condition(self._lock)
+        self.inside: set[object] = set()
         self._deadlines = Deadlines(self.executor)
 
-    def __enter__(self) -> None:
-        self._inside.append(None)  # before the look: close() looks in the other order
-        if self.closed:
-            self.__exit__(None, None, None)
-            raise StoreClosedError("the store is closed")
+    def here(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run *work* on this thread, as a call that `close` waits for.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._inside.pop()
-        if self.closed:
-            with self._idle:
-                self._idle.notify_all()
+        Raises:
+            StoreClosedError: the store is closed.
+        """
+        call = object()
+        try:  # no context manager in Python: the handler of a signal may raise in its first step
+            self.inside.add(call)  # before the look: close() looks in the other order
+            if self.closed:
+                raise StoreClosedError(CLOSED)
+            return work(*args, **kwargs)
+        finally:
+            self.inside.discard(call)
+            if self.closed:
+                self.left()
+
+    def left(self) -> None:
+        """Tell `close` that a call has ended."""
+        with self._lock:
+            self._idle.notify_all()
 
     def limit(self, timeout: float | None) -> float | None:
         """Give the seconds a call may take: its own timeout, else the store's, else None."""
@@ -250,11 +265,14 @@ class Calls:
         """
         limit = self.limit(timeout)
         if limit is None:
-            with self:
-                return work(None)
+            return self.here(work, None)
         deadline = time.monotonic() + limit
-        pending = Pending(work, nbytes=nbytes, read=read, describe=describe, deliver=deliver)
-        result: T = self.wait(self.start(pending, limit), deadline)
+        result: T = self.wait(
+            self.start(
+                Pending(work, nbytes=nbytes, read=read, describe=describe, deliver=deliver), limit
+            ),
+            deadline,
+        )
         return result
 
     def each(self, items: Iterator[T], *, timeout: float | None, describe: str) -> Iterator[T]:
@@ -283,12 +301,7 @@ class Calls:
             StoreClosedError: the store is closed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self:
-            job = self.executor.submit(
-                pending.run, nbytes=pending.nbytes, read=pending.read, deadline=deadline
-            )
-        pending.job = job
-        job.future.add_done_callback(pending.finish)
+        self.here(self.executor.submit, pending.job, deadline=deadline)
         return pending
 
     def wait(self, pending: Pending, deadline: float | None) -> Any:
@@ -298,7 +311,10 @@ class Calls:
             threads.wait([pending.future], left)
         finally:
             pending.expire(self.executor)
-        return pending.future.result()
+        try:
+            return pending.future.result()
+        finally:
+            del pending  # the traceback of its error has this frame: a cycle
 
     def submit(self, pending: Pending, timeout: float | None) -> Future[Any]:
         """Queue a call and return its future, which a watchdog ends at the deadline.
@@ -315,13 +331,13 @@ class Calls:
             self._deadlines.watch(pending, time.monotonic() + limit)
         return pending.future
 
-    def _cancelled(self, future: Future[Any], pending: Pending) -> None:
+    def _cancelled(self, future: futures.Future[Any], pending: Pending) -> None:
         if future.cancelled():
             pending.expire(self.executor)
 
     def refuse(self) -> bool:
         """Refuse new calls; False if another call of close() came before."""
-        with self._idle:
+        with self._lock:
             first, self._closing, self.closed = not self._closing, True, True
             return first
 
@@ -329,8 +345,8 @@ class Calls:
         """Wait for calls under way, after `refuse`; False if they did not end in time."""
         try:
             ended = self.executor.close(timeout=timeout)
-            with self._idle:
-                ended = threads.wait_for(self._idle, lambda: not self._inside, timeout) and ended
+            with self._lock:
+                ended = threads.wait_for(self._idle, lambda: not self.inside, timeout) and ended
         except BaseException:  # the handler of a signal raised it: close() may be called again
             self._closing = False
             raise
@@ -343,7 +359,8 @@ class Deadlines:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = Condition(self._lock)
         self._heap: list[tuple[float, int, Pending]] = []
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
@@ -355,7 +372,7 @@ class Deadlines:
         Raises:
             TransientStorageError: the system has none.
         """
-        with self._changed:
+        with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="kvio-clock", daemon=True)
                 threads.start(thread)
@@ -363,19 +380,19 @@ class Deadlines:
 
     def watch(self, pending: Pending, deadline: float) -> None:
         """Expire *pending* at *deadline* (`time.monotonic`) unless it ends before."""
-        with self._changed:
+        with self._lock:
             heapq.heappush(self._heap, (deadline, next(self._order), pending))
             self._changed.notify()
 
     def close(self) -> None:
         """End the thread."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._closed and not self._due():
                     self._changed.wait(self._next_wait())
                 if self._closed:

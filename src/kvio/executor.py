@@ -13,17 +13,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
 
 from kvio import exits, threads
 from kvio.errors import BlockError, StorageTimeoutError, StoreClosedError, TransientStorageError
+from kvio.threads import Condition, Future
 
 #: Every so many jobs a waiting write goes first, so that reads cannot starve writes for ever.
 _WRITE_EVERY: Final = 8
 #: Threads that may be stuck in calls that were given up; those at work count, as they may be next.
 MOST_STUCK: Final = 64
+#: How long `Executor.close` without a timeout waits for them: they may never end, but those of
+#: calls that a signal interrupted do so soon.
+_STUCK_S: Final = 1.0
 
 
 class Job:
@@ -31,11 +34,9 @@ class Job:
 
     __slots__ = ("future", "helpers", "nbytes", "read", "run", "submitted", "thread")
 
-    def __init__(
-        self, run: Callable[[], Any], *, nbytes: int, read: bool, submitted: bool = False
-    ) -> None:
+    def __init__(self, run: Callable[[], Any], *, nbytes: int, read: bool) -> None:
         self.run = run
-        self.submitted = submitted
+        self.submitted = False
         self.nbytes = nbytes
         self.read = read
         self.future: Future[Any] = Future()
@@ -67,15 +68,15 @@ class Executor:
         self._on_start = on_start
         self._started = 0
         self._max_bytes = max_queued_bytes
-        self._lock = threading.Lock()
-        self._work_ready = threading.Condition(self._lock)
-        self._room = threading.Condition(self._lock)
+        self._lock = threading.RLock()
+        self._work_ready = Condition(self._lock)
+        self._room = Condition(self._lock)
         self._reads: deque[Job] = deque()
         self._writes: deque[Job] = deque()
         self._threads: set[threading.Thread] = set()
         self._quarantined: set[threading.Thread] = set()
         self._running: dict[threading.Thread, Job] = {}
-        self._telling: list[threading.Thread] = []
+        self._telling: dict[object, threading.Thread] = {}
         self._leaving: list[threading.Thread] = []
         self._idle = 0
         self._turn = 0
@@ -89,9 +90,7 @@ class Executor:
         """How many threads are stuck in calls that were given up."""
         return len(self._quarantined)
 
-    def submit(
-        self, run: Callable[[], Any], *, nbytes: int, read: bool, deadline: float | None = None
-    ) -> Job:
+    def submit(self, job: Job, *, deadline: float | None = None) -> None:
         """Queue work, waiting until its bytes fit.
 
         Raises:
@@ -99,20 +98,19 @@ class Executor:
             StoreClosedError: the executor is closed.
             TransientStorageError: there is no thread, and none can be started.
         """
-        job = Job(run, nbytes=nbytes, read=read, submitted=True)
-        queue = self._reads if read else self._writes
+        queue = self._reads if job.read else self._writes
+        job.submitted = True
         with self._lock:
-            self._wait_for_room(nbytes, deadline)
-            self.queued_bytes += nbytes
-            queue.append(job)
+            self._wait_for_room(job.nbytes, deadline)
             try:
+                self.queued_bytes += job.nbytes
+                queue.append(job)
                 self._start_threads()
-            except TransientStorageError:
+                self._work_ready.notify()
+            except BaseException:  # there is no thread, or the handler of a signal raised it
                 queue.remove(job)
                 self._release(job)
                 raise
-            self._work_ready.notify()
-        return job
 
     def run_all(
         self,
@@ -162,8 +160,11 @@ class Executor:
             raise
         finally:
             _wait_for_all(helpers, stop)
-        if errors:
-            raise errors[min(errors)]
+        try:
+            if errors:
+                raise errors[min(errors)]
+        finally:
+            errors.clear()  # a traceback has the frames that have these: a cycle
         return [results[number] for number in range(len(tasks))]
 
     def abandon(self, job: Job, tell: Callable[[], object] = lambda: None) -> None:
@@ -171,17 +172,17 @@ class Executor:
 
         It is taken off the queue, or the thread that runs it is quarantined.
         """
-        me = threading.current_thread()
-        with self._lock:
-            self._telling.append(me)
-            self._abandon(job)
-            with suppress(TransientStorageError):  # the next call tries again
-                self._start_threads()
+        me, telling = threading.current_thread(), object()
         try:
+            with self._lock:
+                self._telling[telling] = me
+                self._abandon(job)
+                with suppress(TransientStorageError):  # the next call tries again
+                    self._start_threads()
             tell()
         finally:
             with self._lock:
-                self._telling.remove(me)
+                self._telling.pop(telling, None)
                 self._room.notify_all()
 
     def drain(self, *, timeout: float | None = None) -> bool:
@@ -232,8 +233,10 @@ class Executor:
                 _left(deadline),
             )
             stuck = tuple(self._quarantined)
-        for thread in stuck:  # without a timeout these are not waited for: they may never end
-            threads.join(thread, _left(deadline) if deadline is not None else 0.0)
+        if deadline is None:
+            deadline = time.monotonic() + _STUCK_S
+        for thread in stuck:
+            threads.join(thread, _left(deadline))
         with self._lock:
             queued = (*self._reads, *self._writes)
             self._reads.clear()
@@ -248,7 +251,7 @@ class Executor:
     def _told_by_others(self) -> bool:
         """Tell whether another thread still says that a job was given up."""
         me = threading.current_thread()
-        return any(thread is not me for thread in self._telling)
+        return any(thread is not me for thread in self._telling.values())
 
     def _abandon(self, job: Job) -> None:
         if job.future.done():
@@ -305,19 +308,22 @@ class Executor:
             thread = threading.Thread(
                 target=self._work, args=(number,), name="kvio-io", daemon=True
             )
-            self._threads.add(thread)
             try:
+                self._threads.add(thread)
                 threads.start(thread)
-            except TransientStorageError:
-                self._threads.discard(thread)
-                self._started = number
-                if not self._threads:
-                    raise
-                return
+            except BaseException as exc:
+                self._threads.discard(thread)  # where it runs nevertheless, it says so
+                if isinstance(exc, TransientStorageError):
+                    self._started = number
+                    if self._threads:
+                        return
+                raise
             waiting -= 1
 
     def _work(self, number: int) -> None:
         me = threading.current_thread()
+        with self._lock:
+            self._threads.add(me)
         if self._on_start is not None:
             self._on_start(number)
         while True:
@@ -384,8 +390,11 @@ def _wait_for_all(helpers: Sequence[Job], stop: Callable[[], None]) -> None:
             interrupted = interrupted or exc
         else:
             break
-    if interrupted is not None:
-        raise interrupted
+    try:
+        if interrupted is not None:
+            raise interrupted
+    finally:
+        del interrupted  # its traceback has this frame: a cycle
 
 
 def _is_lost(future: Future[Any]) -> bool:
@@ -403,6 +412,7 @@ def _run(job: Job) -> None:
         result = run()
     except BaseException as exc:  # noqa: BLE001  # it belongs to whoever waits for the future
         job.future.set_exception(exc)
+        del job  # the error's traceback has this frame: a cycle
     else:
         job.future.set_result(result)
 

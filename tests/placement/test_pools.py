@@ -14,6 +14,7 @@ import pytest
 import kvio
 from kvio.executor import Executor
 from kvio.placement import Placement, Slot, Topology, thread_placer
+from tests.occupied import queue
 from tests.staging.medium import draining_with_all
 
 
@@ -42,7 +43,7 @@ def threads_of(executor: Executor, threads: int) -> list[int]:
         together.wait(60)
         return threading.get_native_id()
 
-    jobs = [executor.submit(meet, nbytes=0, read=True) for _ in range(threads)]
+    jobs = [queue(executor, meet, nbytes=0, read=True) for _ in range(threads)]
     return [job.future.result() for job in jobs]
 
 

@@ -91,8 +91,10 @@ class Reader:
     def __init__(self, fd: int, index: Index, path: str, verify: Verify) -> None:
         self._fd, self.index, self._path = fd, index, path
         self._checksums = index.checksums if verify == "full" else None
-        self._idle = threading.Condition()
-        self._busy, self._closed = 0, False
+        self._lock = threading.RLock()
+        self._idle = threads.Condition(self._lock)
+        self._busy: set[object] = set()
+        self._closed = False
 
     def pread_into(self, out: Data, offset: int) -> int:
         """Fill *out*; see `SharedFile.pread_into`."""
@@ -103,17 +105,18 @@ class Reader:
                 f"{nbytes} bytes at offset {offset} lie beyond {self._path!r} of {size} bytes",
                 key=self._path,
             )
-        with self._idle:
-            if self._closed:
-                raise StoreClosedError(f"this handle of {self._path!r} is closed")
-            self._busy += 1
+        call = object()
         try:
+            with self._lock:
+                if self._closed:
+                    raise StoreClosedError(f"this handle of {self._path!r} is closed")
+                self._busy.add(call)
             self._read(parts, offset, offset + nbytes)
         except MemoryError as exc:
             raise out_of_memory(exc, self._path, nbytes) from exc
         finally:
-            with self._idle:
-                self._busy -= 1
+            with self._lock:
+                self._busy.discard(call)
                 self._idle.notify_all()
         return nbytes
 
@@ -168,7 +171,7 @@ class Reader:
 
     def close(self) -> None:
         """Wait for reads under way and close the descriptor."""
-        with self._idle:
+        with self._lock:
             self._closed = True
             threads.wait_for(self._idle, lambda: not self._busy, None)
         os.close(self._fd)

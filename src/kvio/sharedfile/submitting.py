@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from kvio.buffers import Data, as_parts, total_bytes
-from kvio.executor import Executor
+from kvio.executor import Executor, Job
 from kvio.sharedfile.writing import Writer
 from kvio.types import MiB
 
@@ -36,7 +36,8 @@ class Submitter:
                     name=f"shared file {self._path!r}",
                 )
         nbytes = total_bytes(as_parts(data))
-        job = self._executor.submit(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)
+        job = Job(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)
+        self._executor.submit(job)
         return job.future
 
     def drain(self) -> None:

@@ -69,12 +69,12 @@ class Writer:
         )
         self._near: _Near | None = None
         self._pool = BouncePool(chunk_bytes + _BEYOND_CHUNK, limit=bounces)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._coverage = Coverage()
         self._blocks: dict[int, _Block] = {}
         self._ranks: set[int] = set()
-        self._busy = 0
-        self._idle = threading.Condition(self._lock)
+        self._busy: set[object] = set()
+        self._idle = threads.Condition(self._lock)
         self._closed = self._finished = False
 
     def claim(self, rank: int) -> None:
@@ -94,9 +94,10 @@ class Writer:
         self._check_range(offset, nbytes)
         if not nbytes:
             return 0
-        with self._lock:
-            near = self._enter(offset, end)
+        call = object()
         try:
+            with self._lock:
+                near = self._enter(offset, end, call)
             if (
                 near is not None
                 and near.first <= offset
@@ -113,7 +114,7 @@ class Writer:
             raise
         finally:
             with self._lock:
-                self._busy -= 1
+                self._busy.discard(call)
                 self._idle.notify_all()
         return nbytes
 
@@ -154,8 +155,8 @@ class Writer:
                 key=self._path,
             )
 
-    def _enter(self, start: int, end: int) -> _Near | None:
-        """Admit a write; the stripe that all of it lies in, if there is one."""
+    def _enter(self, start: int, end: int, call: object) -> _Near | None:
+        """Admit a write, until it leaves ``_busy``; the stripe that all of it lies in, if any."""
         if self._closed:
             raise StoreClosedError(f"this handle of {self._path!r} is closed")
         if not self._map.is_open:
@@ -171,7 +172,7 @@ class Writer:
                 f"{standing[1]}, which were written before",
                 key=self._path,
             )
-        self._busy += 1
+        self._busy.add(call)
         return near
 
     def _look_near(self, start: int, end: int) -> _Near | None:

@@ -6,7 +6,6 @@ are copied and stores are asked outside, and `Ledger.deliver` does outside what 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -48,7 +47,7 @@ class Ledger:
     ) -> None:
         self.gate = gate
         self.lock = gate.lock
-        self.work = threading.Condition(self.lock)
+        self.work = threads.Condition(self.lock)
         self.room = Room(extents, self.lock)
         self.lanes = Lanes()
         self.progress = Progress(self.lock)
@@ -60,7 +59,7 @@ class Ledger:
         self.closing = False
         self.wanted: Callable[[], bool] = bool
         self._retries = retries
-        self._freed = threading.Condition(self.lock)
+        self._freed = threads.Condition(self.lock)
         self._outbox = Outbox(self.lock, self.room, release)
         self.deliver = self._outbox.deliver
         self.wait_delivered = self._outbox.wait_delivered

@@ -19,14 +19,14 @@ class Outbox:
     """
 
     def __init__(
-        self, lock: threading.Lock, room: Room, release: Callable[[list[Span]], None]
+        self, lock: threading.RLock, room: Room, release: Callable[[list[Span]], None]
     ) -> None:
         self.endings: list[Ending] = []
         self._lock = lock
         self._room = room
         self._release = release
         self._releasing = 0
-        self._released = threading.Condition(lock)
+        self._released = threads.Condition(lock)
         self._resolving = Resolving(lock)
 
     def deliver(self) -> None:

@@ -24,11 +24,11 @@ class Progress:
         sequence: the last number given.
     """
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
         self.sequence = 0
         self._unsettled = Watermark()
         self._unstored = Watermark()
-        self._moved = threading.Condition(lock)
+        self._moved = threads.Condition(lock)
         self._goals: list[int] = []
 
     @property

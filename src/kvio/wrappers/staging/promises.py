@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from functools import partial
 
 from kvio.errors import (
@@ -11,6 +10,7 @@ from kvio.errors import (
     StorageTimeoutError,
     UnsupportedError,
 )
+from kvio.threads import Future
 from kvio.types import Level, Receipt
 from kvio.wrappers.staging import failures
 from kvio.wrappers.staging.ledger import Ledger

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent import futures
 from typing import Any, TypeAlias
 
 from kvio import threads
 from kvio.errors import ConfigError, StorageTimeoutError, UnsupportedError
+from kvio.threads import Future
 from kvio.types import IOMode, Level, Receipt
 
 #: A future and how it ends, to be resolved when no lock is held.
@@ -28,7 +29,7 @@ class Gate:
     """
 
     def __init__(self, best: Level) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.best = best
         self.ask: Callable[[int], None] = _nobody
         self.forked = False
@@ -230,8 +231,9 @@ class Resolving:
         lock: guards what the futures stand for.
     """
 
-    def __init__(self, lock: threading.Lock) -> None:
-        self._ended = threading.Condition(lock)
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._ended = threads.Condition(lock)
         self._threads: list[threading.Thread] = []
 
     def begin_locked(self) -> None:
@@ -243,14 +245,14 @@ class Resolving:
         try:
             resolve(endings)
         finally:
-            with self._ended:
+            with self._lock:
                 self._threads.remove(threading.current_thread())
                 self._ended.notify_all()
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until no other thread does; False if it was not in time."""
         me = threading.current_thread()
-        with self._ended:
+        with self._lock:
             return threads.wait_for(
                 self._ended, lambda: all(t is me for t in self._threads), timeout
             )
@@ -263,7 +265,7 @@ def _running() -> Future[Receipt]:
     return future
 
 
-def _hand_over(future: Future[Receipt], promised: Any) -> None:
+def _hand_over(future: futures.Future[Receipt], promised: Any) -> None:
     error = future.exception()
     if error is not None:
         promised.set_exception(error)

@@ -12,6 +12,7 @@ from typing import Final
 
 from kvio.buffers import aligned
 from kvio.errors import StorageTimeoutError
+from kvio.threads import Condition
 from kvio.types import Parts
 from kvio.wrappers.staging.extents import Extents, Span
 from kvio.wrappers.staging.host import HostMemory
@@ -60,7 +61,8 @@ class Ring:
         self._memory = memory
         self._patience_s = patience_s
         self._extents = Extents(memory.capacity_bytes)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = Condition(self._lock)
         self._queue: deque[object] = deque()
         self._loans: dict[int, _Loan] = {}  # by the identity of what is lent
         self._doubted: list[_Loan] = []
@@ -87,7 +89,7 @@ class Ring:
         finally:
             self._loans.pop(id(loan.parts), None)
             loan.parts = ()
-            with self._changed:
+            with self._lock:
                 self._doubted.append(loan)
                 self._settle()
                 self._changed.notify_all()
@@ -105,7 +107,7 @@ class Ring:
         wanted = min(nbytes, self._memory.capacity_bytes)
         deadline, patience = deadline_of(timeout), None
         place = object()
-        with self._changed:
+        with self._lock:
             self._queue.append(place)
             try:
                 while True:

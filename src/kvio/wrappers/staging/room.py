@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from kvio.buffers import PAGE_BYTES
+from kvio.threads import Condition
 from kvio.wrappers.staging.extents import Extents, Span
 
 
@@ -25,9 +26,9 @@ class Ticket:
 
     __slots__ = ("answer", "nbytes", "turn")
 
-    def __init__(self, nbytes: int, lock: threading.Lock) -> None:
+    def __init__(self, nbytes: int, lock: threading.RLock) -> None:
         self.nbytes = nbytes
-        self.turn = threading.Condition(lock)
+        self.turn = Condition(lock)
         self.answer: Sequence[Span] | Verdict | None = None
 
 
@@ -41,7 +42,7 @@ class Room:
         released: pages out of use that the memory has not given back to the system yet.
     """
 
-    def __init__(self, extents: Extents, lock: threading.Lock) -> None:
+    def __init__(self, extents: Extents, lock: threading.RLock) -> None:
         self._extents = extents
         self._lock = lock
         self._queue: deque[Ticket] = deque()

@@ -52,7 +52,7 @@ class Book:
         self._refusing = False
         self._heard = 0
         self._due = 0
-        self._moved = threading.Condition(gate.lock)
+        self._moved = threads.Condition(gate.lock)
         self._resolving = Resolving(gate.lock)
         self._open: dict[int, OpenReceipt] = {}
         self._numbers = Watermark()
