@@ -1,6 +1,7 @@
 """Everything this project checks: ``nox`` runs all of it but what is marked ``default=False``.
 
-Needs Python 3.11, a C compiler and what ``pip install nox`` brings; what else is missing is said.
+Needs Python 3.11 with its headers, a C compiler and what ``pip install nox`` brings; what else is
+missing is said.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # nox runs this file from elsewhere
 
+from setup import missing
 from tools.interpreters import interpreters, order
 from tools.kernels import debian_kernel
 from tools.sanitizers import analyse, sanitizer_libraries
@@ -61,6 +63,9 @@ def group(name: str) -> list[str]:
 
 def install(session: nox.Session, *groups: str, extras: str = "") -> None:
     """Install kvio from the working tree, and what dependency groups name."""
+    lacks = missing()
+    if lacks:
+        session.error(lacks)
     requirements = [requirement for name in groups for requirement in group(name)]
     session.install("-e", f".{extras}", *requirements)
 

@@ -1,5 +1,34 @@
-"""The one thing pyproject.toml cannot say: the C core is built by cffi."""
+"""What pyproject.toml cannot say: cffi builds the C core, with a compiler and Python's headers."""
 
-from setuptools import setup
+from __future__ import annotations
 
-setup(cffi_modules=["src/kvio/_native/build.py:ffibuilder"])
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+
+def missing() -> str | None:
+    """Return one line that says what to install before the C core can be built, or None."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    headers = (Path(sysconfig.get_path("include"), "Python.h"), sysconfig.get_config_h_filename())
+    lacks = [] if shutil.which(compiler) else [f"a C compiler ({compiler!r})"]
+    lacks += [f"{header}" for header in headers if not os.path.exists(header)][:1]
+    if not lacks:
+        return None
+    return (
+        f"kvio has a C core, and to build it this machine lacks {' and '.join(lacks)}: "
+        "install a compiler and Python's headers first (Debian, Ubuntu: apt install gcc "
+        "python3-dev; Fedora: dnf install gcc python3-devel)"
+    )
+
+
+if __name__ == "__main__":
+    from setuptools import setup
+
+    error = None if "sdist" in sys.argv else missing()
+    if error:
+        sys.exit(f"error: {error}")
+    setup(cffi_modules=["src/kvio/_native/build.py:ffibuilder"])
