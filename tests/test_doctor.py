@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -109,7 +110,8 @@ class TestDirectory:
 
         assert found(diagnosis, "direct I/O").good is False
         assert "tmpfs is memory" in found(diagnosis, "durable writes").meaning
-        assert diagnosis.url == "posix-tmpfile:///dev/shm"
+        own = "" if found(diagnosis, "permissions").good else "/kvio?create=true"
+        assert diagnosis.url == f"posix-tmpfile:///dev/shm{own}"
 
     def test_a_directory_open_to_others_is_told(self, disk_path: Path) -> None:
         """The permissions finding turns bad, and the advice says what to do."""
@@ -119,6 +121,31 @@ class TestDirectory:
 
         assert found(diagnosis, "permissions").good is False
         assert "chmod go-w" in diagnosis.advice[0]
+        assert diagnosis.url is not None
+        kvio.open_store(diagnosis.url).close()
+        assert [path.name for path in disk_path.iterdir()] == ["kvio"]
+
+    def test_the_recommended_url_names_any_directory(self, disk_path: Path) -> None:
+        """What a URL reserves is percent-encoded, and the store is where the directory is."""
+        odd = disk_path / "50% of a?b #1"
+        odd.mkdir(mode=0o700)
+        url = diagnose(str(odd)).url
+        assert url is not None
+        with kvio.open_store(url) as store:
+            store.write_block("k", b"data")
+
+        assert [path.name for path in odd.iterdir() if path.name != ".kvio"] != []
+        assert [path.name for path in disk_path.iterdir()] == [odd.name]
+
+    def test_the_alignment_that_statx_tells_is_told(self, real_disk: Path) -> None:
+        """Kvio's own is larger where a device asks for less than a page."""
+        diagnosis = diagnose(str(real_disk))
+        if not found(diagnosis, "direct I/O").good:
+            pytest.skip("no direct I/O here")
+
+        answer = found(diagnosis, "direct alignment").answer
+        [asked] = re.findall(r"\(statx says (\d+)\)", answer) or ["4096"]
+        assert f"file {max(int(asked), 4096)} bytes" in answer
 
     def test_room_is_that_of_statvfs(self, disk_path: Path) -> None:
         """Free space in GiB of the same order as the kernel's figure."""
@@ -163,6 +190,8 @@ class TestURL:
         shared = diagnose(f"hybrid://{disk_path}").findings[0]
         asked = diagnose(f"hybrid://{disk_path}?shared_root=true").findings[0]
 
+        assert diagnose(f"hybrid://{disk_path}?shared_root=true").refused is None
+        assert "shared_root" in (diagnose(f"hybrid://{disk_path}").refused or "")
         assert (wrong.answer, wrong.good) == ("does not open", False)
         assert "durabilty" in wrong.meaning
         assert (shared.good, asked.good) == (False, True)
@@ -174,6 +203,7 @@ class TestURL:
 
         assert found(diagnosis, "atomic writes").good is True
         assert found(diagnosis, "durable writes").good is False
+        assert "may be lost" in found(diagnosis, "durable writes").meaning
 
     def test_an_absent_backend_is_the_registry_s_error(self) -> None:
         """No special words for S3."""

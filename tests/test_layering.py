@@ -98,6 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(*PUBLIC, "doctor", "experiments", "placement", "policies", "quarantine", "tuning"),
         "url",
     },
+    "__main__": {"cli"},
     "experiments": {*PUBLIC, "placement"},
     "connectors": PUBLIC,
     "testing": {*PUBLIC, "abc", "calls", "store", "url"},

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 from kvio import _native
 from kvio.backends.posix.root import CALIBRATION_NAME, read_calibration, temp_prefix
@@ -33,15 +34,18 @@ class Diagnosis:
         findings: the answers.
         url: the store URL recommended here, or None.
         advice: sentences, the most important first.
+        refused: why no store opens by the URL that was asked about; None: one opens, or a directory
+            was asked about.
     """
 
     target: str
     findings: tuple[Finding, ...]
     url: str | None
     advice: tuple[str, ...]
+    refused: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain values."""
+        """Return it as plain values."""
         return asdict(self)
 
 
@@ -65,7 +69,9 @@ def diagnose(target: str) -> Diagnosis:
     permissions = next(f for f in diagnosis.findings if f.name == "permissions")
     read_only = any(f.name == "writing" for f in diagnosis.findings)
     opens = _try_reading(target) if read_only else _try_opening(url, path, permissions)
-    return Diagnosis(target, (opens, *diagnosis.findings), diagnosis.url, diagnosis.advice)
+    findings = (opens, *diagnosis.findings)
+    refused = None if opens.good else opens.meaning
+    return Diagnosis(target, findings, diagnosis.url, diagnosis.advice, refused)
 
 
 def _diagnose_directory(path: str, shown: str) -> Diagnosis:
@@ -115,7 +121,7 @@ def _diagnose_read_only(
     findings = (*_about_medium(medium), writing, permissions, *_about_machine())
     shared = "" if permissions.good else "?shared_root=true"
     advice = ("Ask again where it can be written to: most answers are found by trying.",)
-    return Diagnosis(shown, findings, f"hybrid://{path}{shared}", advice)
+    return Diagnosis(shown, findings, f"hybrid://{quote(path)}{shared}", advice)
 
 
 def _about_medium(medium: Medium) -> Iterator[Finding]:
@@ -171,12 +177,13 @@ def _about_io(medium: Medium) -> Iterator[Finding]:
         else "All I/O goes through the page cache; posix-direct does not open here.",
     )
     if medium.direct_io:
-        told = "told by statx" if probe["dio_reported"] else "assumed"
+        said = f"statx says {probe['dio_offset_align']}" if probe["dio_reported"] else "assumed"
         yield Finding(
             "direct alignment",
-            f"memory {medium.memory_align}, file {medium.offset_align} bytes ({told})",
+            f"memory {medium.memory_align}, file {medium.offset_align} bytes ({said})",
             None,
-            "Memory aligned so goes straight to the device, other memory through a copy.",
+            "Memory aligned so goes straight to the device, other memory through a copy; in files "
+            "kvio aligns to 4096 bytes at least, a page.",
         )
     yield _tried(
         "dontcache",
@@ -316,7 +323,8 @@ def _recommend(path: str, medium: Medium, permissions: Finding) -> tuple[str, tu
     backend = "hybrid" if medium.direct_io else "posix-tmpfile"
     if not permissions.good:
         advice.append(
-            "Make a directory of your own here for the store, or chmod go-w this one; "
+            "Make a directory of your own here for the store, as create=true does, or chmod go-w "
+            "this one; "
             "shared_root=true trusts everybody who may write here."
         )
     if medium.direct_io:
@@ -330,7 +338,8 @@ def _recommend(path: str, medium: Medium, permissions: Finding) -> tuple[str, tu
             "Add ?durability=durable&trust_fsync=true only if you know that the server below "
             "really syncs."
         )
-    return f"{backend}://{path}", tuple(advice)
+    own = "" if permissions.good else "/kvio?create=true"
+    return f"{backend}://{quote(path.rstrip('/') if own else path)}{own}", tuple(advice)
 
 
 def _try_opening(url: StoreURL, path: str, permissions: Finding) -> Finding:
@@ -372,23 +381,49 @@ def _diagnose_store(target: str) -> Diagnosis:
 def _about_capabilities(can: Capabilities) -> Iterator[Finding]:
     yield Finding("medium", can.medium or "not told", None, "Keeps the blocks.")
     promises = (
-        ("atomic writes", can.atomic_write, "Readers see a whole block or none."),
-        ("exclusive create", can.exclusive_create, "Of several writers of a key one succeeds."),
-        ("durable writes", can.durable_write, "A block survives a power loss, if asked to."),
-        ("checksums", can.checksum, "Reads verify what was written."),
-        ("shared", can.shared, "Other processes see what is stored."),
-        ("use after fork", can.usable_after_fork, "A forked child may go on using the store."),
+        (
+            "atomic writes",
+            can.atomic_write,
+            "Readers see a whole block or none.",
+            "Readers may see a part of a block.",
+        ),
+        (
+            "exclusive create",
+            can.exclusive_create,
+            "Of several writers of a key exactly one succeeds.",
+            "Of several writers of a key more than one may succeed.",
+        ),
+        (
+            "durable writes",
+            can.durable_write,
+            "A block survives a power loss, if asked to.",
+            "A block may be lost with the power.",
+        ),
+        (
+            "checksums",
+            can.checksum,
+            "Reads verify what was written.",
+            "Reads do not notice damage.",
+        ),
+        (
+            "shared",
+            can.shared,
+            "Other processes see what is stored.",
+            "Other processes do not see what is stored.",
+        ),
+        (
+            "use after fork",
+            can.usable_after_fork,
+            "A forked child may use the store of its parent.",
+            "A forked child has to open a store of its own.",
+        ),
     )
-    for name, promised, meaning in promises:
+    for name, promised, meaning, otherwise in promises:
         if promised:
             yield Finding(name, "promised", True, meaning)
         else:
-            yield Finding(name, "not promised", False, f"Do not count on it: {_lower(meaning)}")
-
-
-def _lower(sentence: str) -> str:
-    return sentence[0].lower() + sentence[1:]
+            yield Finding(name, "not promised", False, otherwise)
 
 
 def _without_options(url: StoreURL) -> str:
-    return f"{url.scheme}://{url.host}{url.path}"
+    return f"{url.scheme}://{url.host}{quote(url.path)}"

@@ -30,6 +30,16 @@ class TestMedia:
         assert max(map(len, table)) <= columns
         assert run("put", url, "k", stdin=b"x").returncode == 0
 
+    @pytest.mark.parametrize("form", [(), ("--json",)])
+    def test_doctor_of_a_store_that_does_not_open_fails(
+        self, store: Path, form: tuple[str, ...]
+    ) -> None:
+        """All answers are printed, then one line says why, and the exit status is 2."""
+        done = run("doctor", f"hybrid://{store}?layout=wide", *form)
+
+        assert "layout" in complaint(done, 2)
+        assert b"free space" in done.stdout
+
     def test_doctor_prints_json(self, store: Path) -> None:
         """What a script reads is what the table shows."""
         content = load_json(run("doctor", store, "--json").stdout)

@@ -176,7 +176,11 @@ class TestHelp:
 
     def test_the_version_is_the_package_s(self) -> None:
         """One line."""
-        assert run("--version").stdout.decode() == f"kvio {kvio.__version__}\n"
+        said = f"kvio {kvio.__version__}\n"
+        module = [sys.executable, "-m", "kvio", "--version"]
+
+        assert run("--version").stdout.decode() == said
+        assert subprocess.run(module, capture_output=True, text=True, timeout=60).stdout == said
 
     @pytest.mark.parametrize("columns", [80, 120])
     def test_every_help_fits_the_terminal_and_has_an_example(self, columns: int) -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import sys
 from typing import Final
 
+from kvio import __version__
+
 _NEEDS: Final = ("typer", "click", "rich")
 
 
 def main() -> int:
-    """Run the command line of this process and give its exit status."""
+    """Run the command line of this process and return its exit status."""
+    if sys.argv[1:] == ["--version"]:  # without what other commands load, which takes longer
+        sys.stdout.write(f"kvio {__version__}\n")
+        return 0
     try:
         from kvio.cli.app import run
+    except KeyboardInterrupt:
+        return 130
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] not in _NEEDS:
             raise

@@ -12,7 +12,7 @@ from rich.progress import TimeElapsedColumn
 from kvio import doctor as doctors
 from kvio import tuning
 from kvio.cli import tables
-from kvio.cli.output import parse_duration, print_line, progress_bar
+from kvio.cli.output import complain, parse_duration, print_line, progress_bar
 
 Durability: TypeAlias = Literal["visible", "durable"]
 
@@ -31,13 +31,15 @@ def doctor(
     """Find out what a medium can do.
 
     Answers by trying, and recommends a backend with its options. Makes and removes a few
-    small files; leaves nothing behind.
+    small files; leaves nothing behind. Exits with 2 where no store opens by the URL.
     """
     diagnosis = doctors.diagnose(target)
     if as_json:
         print_line(json.dumps(diagnosis.as_json(), indent=1))
-        return
-    tables.print_diagnosis(diagnosis)
+    else:
+        tables.print_diagnosis(diagnosis)
+    if diagnosis.refused is not None:
+        raise typer.Exit(complain(f"no store opens by {target!r}: {diagnosis.refused}"))
 
 
 def tune(
