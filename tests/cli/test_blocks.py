@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 import kvio
-from tests.cli.running import complaint, file_of, flip_a_bit, kvio_crc32c, run
+from kvio.cli.escapes import escape, unescape
+from kvio.types import is_key
+from tests.cli.running import (
+    complaint,
+    file_of,
+    flip_a_bit,
+    kvio_crc32c,
+    run,
+    run_on_terminal,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -96,8 +105,64 @@ class TestRoundTrips:
         (tmp_path / "in" / "not good").write_bytes(b"2")
         put = run("put", "-r", store, "", tmp_path / "in")
 
-        assert "invalid key 'not good'" in complaint(put, 2)
+        said = complaint(put, 2)
+        assert "invalid key 'not good'" in said
+        assert said.endswith("--escape stores such names")
         assert run("ls", store).stdout == b"good\n"
+
+    def test_an_ordinary_tree_comes_back_with_escapes(self, store: Path, tmp_path: Path) -> None:
+        """Spaces, dot files, other alphabets and bytes that are no text."""
+        names = ["my file", ".profile", "a/.git/HEAD", "ü=x", "_=y", "-z", os.fsdecode(b"\xff")]
+        for name in names:
+            path = tmp_path / "in" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(os.fsencode(name))
+        put = run("put", "-r", "--escape", store, "run=7", tmp_path / "in")
+        got = run("get", "--prefix", "--escape", store, "run=7/", tmp_path / "out")
+
+        assert put.stdout.startswith(b"stored 7 of 7 blocks")
+        assert got.stdout.startswith(b"read 7 of 7 blocks")
+        out = tmp_path / "out" / "run=7"
+        assert all((out / name).read_bytes() == os.fsencode(name) for name in names)
+        assert len([path for path in (tmp_path / "out").rglob("*") if path.is_file()]) == 7
+
+    @pytest.mark.parametrize("command", [("put", "--escape"), ("get", "--escape")])
+    def test_escapes_are_for_many_names(self, store: Path, command: tuple[str, ...]) -> None:
+        """One block has the name that it is given."""
+        assert "--escape is for" in complaint(run(*command, store, "k", "x"), 2)
+
+    def test_a_long_block_has_a_progress_bar(self, store: Path, tmp_path: Path) -> None:
+        """On a terminal; of a short one nothing is shown."""
+        with open(tmp_path / "long", "wb") as file:
+            file.truncate(96 << 20)
+        (tmp_path / "short").write_bytes(b"1")
+
+        for name, bar in (("long", True), ("short", False)):
+            shown, _ = run_on_terminal("put", store, name, tmp_path / name)
+            assert (b"MiB" in shown) is bar
+            shown, _ = run_on_terminal("get", store, name, tmp_path / "copy")
+            assert (b"MiB" in shown) is bar
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_name_of_a_file_has_a_key_and_no_other(seed: int) -> None:
+    """Names that are drawn from what the escapes themselves are made of come back."""
+    rng = random.Random(seed)
+    keys: dict[str, bytes] = {}
+    for _ in range(20_000):
+        name = bytes(rng.choices(b"._=-aA0 \xff2EF5\n", k=rng.randint(1, 7)))
+        if name in (b".", b".."):
+            continue
+        key = escape(os.fsdecode(name))
+        assert is_key(key)
+        assert keys.setdefault(key, name) == name
+        assert unescape(key) == os.fsdecode(name)
+
+
+@pytest.mark.parametrize("key", ["_=2E", "_=2E.", "_=2E=2E", "a/_=2Fetc", "a=2Fb", "a=00", "a=2e"])
+def test_no_key_becomes_a_path_that_leads_elsewhere(key: str) -> None:
+    """What the escapes never make is taken as it is."""
+    assert unescape(key) == key
 
 
 class TestIfExists:

@@ -63,6 +63,14 @@ def put(
             "(an empty KEY '' leaves the path alone).",
         ),
     ] = False,
+    escape: Annotated[
+        bool,
+        typer.Option(
+            "--escape",
+            help="With -r: store names with other characters too, such as .profile as _=2Eprofile; "
+            "get --prefix --escape brings them back.",
+        ),
+    ] = False,
     create: CreateOption = False,
 ) -> None:
     """Store a file as a block.
@@ -73,10 +81,12 @@ def put(
     and checksum.
     """
     if recursive:
-        many.put(store, key, file, if_exists.value, create=create)
+        many.put(store, key, file, if_exists.value, create=create, escaped=escape)
         return
+    if escape:
+        raise typer.BadParameter("--escape is for the names of files below a directory: -r")
     with _input(file) as source, open_store(store, create=create) as opened:
-        receipt = many.put_file(opened, key, source, if_exists.value)
+        receipt = many.put_file(opened, key, source, if_exists.value, shown=True)
     print_line(receipt_line(receipt))
 
 
@@ -104,6 +114,12 @@ def get(
             "at FILE/the/key ('' takes all blocks).",
         ),
     ] = False,
+    escape: Annotated[
+        bool,
+        typer.Option(
+            "--escape", help="With --prefix: give files the names they had for put -r --escape."
+        ),
+    ] = False,
 ) -> None:
     """Read a block, verified, into a file.
 
@@ -113,16 +129,20 @@ def get(
     if prefix:
         if file in (None, "-") or offset or nbytes is not None:
             raise typer.BadParameter("--prefix needs a directory, and takes whole blocks")
-        many.get(store, key, str(file))
+        many.get(store, key, str(file), escaped=escape)
         return
+    if escape:
+        raise typer.BadParameter("--escape is for the names of many files: --prefix")
     if file is None and sys.stdout.isatty():
         raise typer.BadParameter("a block is binary: name a FILE, or - to print it here")
     with open_store(store) as opened:
         if file in (None, "-"):
-            for piece in many.read_pieces(opened, key, offset, nbytes, checked_first=True):
+            pieces = many.read_pieces(opened, key, offset, nbytes, checked_first=True)
+            for piece in many.shown(opened, key, offset, nbytes, pieces):
                 write_stdout(piece)
         else:
-            many.write_file(str(file), many.read_pieces(opened, key, offset, nbytes))
+            pieces = many.read_pieces(opened, key, offset, nbytes)
+            many.write_file(str(file), many.shown(opened, key, offset, nbytes, pieces))
 
 
 def list_blocks(
@@ -208,6 +228,7 @@ COMMANDS: Final = (
         "  tar c data | kvio put /mnt/kv backups/monday\n"
         "  kvio put 'hybrid:///mnt/kv?durability=durable' run7/step-100 state.bin\n"
         "  kvio put -r /mnt/kv datasets/cats ./cats\n"
+        "  kvio put -r --escape /mnt/kv home ~\n"
         "  kvio put --create ./new/store notes notes.txt",
     ),
     (

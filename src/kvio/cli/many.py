@@ -7,7 +7,8 @@ import os
 import secrets
 import select
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from io import FileIO
 from itertools import chain
@@ -16,8 +17,11 @@ from typing import Final, Literal, TypeAlias
 import typer
 
 import kvio
+from kvio.cli.escapes import escape, unescape
 from kvio.cli.output import (
     Meter,
+    bytes_bar,
+    complain,
     complain_of,
     default_threads,
     in_threads,
@@ -33,10 +37,23 @@ _BATCH_BYTES: Final = 64 * kvio.MiB
 _BATCH_FILES: Final = 1024
 
 
-def put_file(store: kvio.Store, key: str, file: FileIO, if_exists: IfExists) -> kvio.Receipt:
-    """Store what is left of a file, of whatever kind and length, with little memory."""
+def put_file(
+    store: kvio.Store, key: str, file: FileIO, if_exists: IfExists, *, shown: bool = False
+) -> kvio.Receipt:
+    """Store what is left of a file, of whatever kind and length, with little memory.
+
+    *shown*: with a progress bar, where it is long.
+    """
     write = store._write_stream  # noqa: SLF001  # its only caller
-    return write(key, partial(_read, file), nbytes=_rest_of(file), if_exists=if_exists)
+    nbytes = _rest_of(file)
+    with bytes_bar("storing", nbytes if shown else 0) as add:
+
+        def read(room: memoryview) -> int:
+            count = _read(file, room)
+            add(count)
+            return count
+
+        return write(key, read, nbytes=nbytes, if_exists=if_exists)
 
 
 def _rest_of(file: FileIO) -> int | None:
@@ -73,6 +90,20 @@ def read_pieces(
     return read(key, offset, nbytes, checked_first=checked_first)
 
 
+def shown(
+    store: kvio.Store, key: str, offset: int, nbytes: int | None, pieces: Iterable[memoryview]
+) -> Iterator[memoryview]:
+    """Yield the pieces of a block with a progress bar, where they are long."""
+    if not sys.stderr.isatty():  # and no question more
+        yield from pieces
+        return
+    rest = max(0, store.stat_block(key).nbytes - offset)
+    with bytes_bar("reading", rest if nbytes is None else min(nbytes, rest)) as add:
+        for piece in pieces:
+            yield piece
+            add(len(piece))
+
+
 def write_file(path: str, pieces: Iterable[memoryview]) -> int:
     """Write a file whole or not at all, and return its length; one that is special, as it is."""
     if os.path.exists(path) and not os.path.isfile(path):
@@ -93,12 +124,24 @@ def write_file(path: str, pieces: Iterable[memoryview]) -> int:
         raise
 
 
-def put(store: str, key: str, directory: str, if_exists: IfExists, *, create: bool) -> None:
+def put(
+    store: str,
+    key: str,
+    directory: str,
+    if_exists: IfExists,
+    *,
+    create: bool,
+    escaped: bool,
+) -> None:
     """Store every regular file below a directory; a line for each that could not be."""
     if not os.path.isdir(directory):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
     prefix = f"{key.rstrip('/')}/" if key else ""
-    files = sorted(_files_below(directory, prefix))
+    name = escape if escaped else str
+    files = sorted(
+        (f"{prefix}{name(path)}", os.path.join(directory, path), nbytes)
+        for path, nbytes in _files_below(directory)
+    )
     status = 0
     with open_store(store, create=create) as opened, Meter("storing", len(files)) as meter:
         for batch in _batches(files):
@@ -107,11 +150,14 @@ def put(store: str, key: str, directory: str, if_exists: IfExists, *, create: bo
                     meter.add(result)
                     continue
                 with meter.paused():
-                    status = max(status, complain_of(result))
+                    if isinstance(result, kvio.InvalidKeyError) and not escaped:
+                        status = max(status, complain(f"{result}; --escape stores such names"))
+                    else:
+                        status = max(status, complain_of(result))
     _finish("stored", meter, len(files), status)
 
 
-def get(store: str, prefix: str, directory: str) -> None:
+def get(store: str, prefix: str, directory: str, *, escaped: bool) -> None:
     """Write every block whose key starts with *prefix* to a file; a line for each that failed."""
     os.makedirs(directory, exist_ok=True)
     status = 0
@@ -119,7 +165,7 @@ def get(store: str, prefix: str, directory: str) -> None:
         keys = sorted(set(opened.list_keys(prefix)))
         if not keys:
             raise kvio.BlockNotFoundError(f"no key starts with {prefix!r}")
-        fetch = partial(_fetch, opened, directory)
+        fetch = partial(_fetch, opened, directory, unescape if escaped else str)
         with Meter("reading", len(keys)) as meter:
             for result in in_threads(fetch, keys, default_threads()):
                 if isinstance(result, int):
@@ -136,14 +182,14 @@ def _finish(verb: str, meter: Meter, wanted: int, status: int) -> None:
         raise typer.Exit(status)
 
 
-def _files_below(directory: str, prefix: str) -> Iterator[_File]:
-    """Yield key, path and size of regular files; links are not followed."""
-    with os.scandir(directory) as entries:
+def _files_below(directory: str, below: str = "") -> Iterator[tuple[str, int]]:
+    """Yield path below the directory and size of regular files; links are not followed."""
+    with os.scandir(os.path.join(directory, below)) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _files_below(entry.path, f"{prefix}{entry.name}/")
+                yield from _files_below(directory, f"{below}{entry.name}/")
             elif entry.is_file(follow_symlinks=False):
-                yield f"{prefix}{entry.name}", entry.path, entry.stat().st_size
+                yield f"{below}{entry.name}", entry.stat().st_size
 
 
 def _batches(files: Sequence[_File]) -> Iterator[list[_File]]:
@@ -200,11 +246,13 @@ def _fill(room: memoryview, file: FileIO, path: str) -> None:
         done += count
 
 
-def _fetch(store: kvio.Store, directory: str, key: str) -> int | Exception:
+def _fetch(
+    store: kvio.Store, directory: str, name: Callable[[str], str], key: str
+) -> int | Exception:
     """Read one block into its file; its bytes, or the error."""
-    path = os.path.join(directory, key)
     pieces = read_pieces(store, key)
     try:
+        path = os.path.join(directory, name(key))
         pieces = chain((next(pieces),), pieces)  # what cannot be read makes no directory
         os.makedirs(os.path.dirname(path), exist_ok=True)
         return write_file(path, pieces)

@@ -19,11 +19,13 @@ import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
     TextColumn,
+    TransferSpeedColumn,
 )
 
 import kvio
@@ -48,6 +50,8 @@ CreateOption: TypeAlias = Annotated[
 ]
 
 _WINDOW: Final = 1024
+#: What takes less is done before a progress bar could be read.
+_LONG_BYTES: Final = 64 * kvio.MiB
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)").fullmatch
 _SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -154,6 +158,23 @@ class Meter:
             yield
         finally:
             self._progress.start()
+
+
+@contextmanager
+def bytes_bar(what: str, nbytes: int | None) -> Iterator[Callable[[int], None]]:
+    """Show how many bytes are done, told by the function that this yields; of few, nothing.
+
+    Args:
+        what: what is done.
+        nbytes: how many there are; None if nobody knows.
+    """
+    if nbytes is not None and nbytes < _LONG_BYTES:
+        yield lambda _: None
+        return
+    bar = progress_bar(DownloadColumn(binary_units=True), TransferSpeedColumn())
+    task = bar.add_task(what, total=nbytes)
+    with bar:
+        yield lambda count: bar.advance(task, count)
 
 
 def progress_bar(*columns: ProgressColumn) -> Progress:
