@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
 import platform
+import resource
 import signal
 import struct
 import traceback
@@ -23,14 +25,19 @@ _SET_SECCOMP = 22
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def in_child(work: Callable[[], str | None] | Callable[[], None]) -> str:
-    """Run *work* in a forked child and give what it returned; fail with its traceback."""
+def in_child(work: Callable[[], str | None] | Callable[[], None], *, inherits: bool = True) -> str:
+    """Run *work* in a forked child and return what it returned; fail with its traceback.
+
+    *inherits*: with the descriptors of this process, which earlier tests may have left open.
+    """
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             os.close(read_end)
+            if not inherits:
+                _close_all_but(write_end)
             report = _report_of(work)
             code = report[0]
             with os.fdopen(write_end, "wb") as pipe:
@@ -43,6 +50,14 @@ def in_child(work: Callable[[], str | None] | Callable[[], None]) -> str:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code == 0, f"the child ended with {code}:\n{said}"
     return said
+
+
+def _close_all_but(kept: int) -> None:
+    """Close all descriptors from 3 on but one; their objects are never collected."""
+    gc.collect()
+    gc.freeze()
+    os.closerange(3, kept)
+    os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def _report_of(work: Callable[[], str | None]) -> tuple[int, str]:

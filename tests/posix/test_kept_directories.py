@@ -48,14 +48,14 @@ def limit_descriptors(soft: int) -> None:
 
 
 def alone(work: Callable[[], str | None] | Callable[[], None]) -> str:
-    """Run *work* in a forked child without the stores that earlier tests may have left open."""
+    """Run *work* in a forked child without what earlier tests may have left open."""
 
     def run() -> str | None:
         for other in tuple(forks._LIVE):
             cast(kvio.Store, other).close()
         return work()
 
-    return children.in_child(run)
+    return children.in_child(run, inherits=False)
 
 
 def data_of(key: str, nbytes: int = 1000) -> bytes:
