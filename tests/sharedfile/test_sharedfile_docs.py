@@ -1,13 +1,10 @@
-"""docs/sharedfile.md and the formats are true: what they show runs, what they name is there."""
+"""docs/sharedfile.md and the formats are true: what they name is there."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,36 +15,15 @@ from kvio.sharedfile import index as indices
 from kvio.sharedfile import plan as plans
 from kvio.sharedfile.layout import Layout
 
-from . import launching, raw
+from . import raw
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parent.parent / "docs"
 TEXT = (DOCS / "sharedfile.md").read_text(encoding="utf-8")
 FORMAT = (DOCS / "format.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 #: The layout of the test vectors.
 VECTORS = Layout(10_000, 3, 4096, 8192, 0, (5000, 0, 5000))
 PAYLOAD = bytes(at % 251 for at in range(VECTORS.size))
-
-
-def _command(example: str, script: Path) -> tuple[str, ...]:
-    before = launching.mpirun(2) if "mpi4py" in example else []
-    return *before, sys.executable, str(script)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_an_example_runs(number: int, real_disk: Path) -> None:
-    """As a script of its own, on a disk; nothing but sealed files is left."""
-    script = real_disk / "example.py"
-    script.write_text(EXAMPLES[number], encoding="utf-8")
-    done = subprocess.run(
-        _command(EXAMPLES[number], script), cwd=real_disk, capture_output=True, check=False,
-        timeout=120, text=True,
-    )  # fmt: skip
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [name for name in os.listdir(real_disk) if name.startswith(".")] == []
 
 
 def test_every_test_it_names_is_there() -> None:

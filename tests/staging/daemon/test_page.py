@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import kvio
 from kvio.types import IOMode
 from kvio.wrappers.staging.daemon import faults
 from kvio.wrappers.staging.daemon import messages as say
 from kvio.wrappers.staging.daemon.fields import MAX_BYTES
+from tests import snippets
 from tests.staging.daemon.daemons import serving
 
 TEXT = (Path(__file__).parents[3] / "docs" / "staging-daemon.md").read_text(encoding="utf-8")
@@ -48,14 +51,17 @@ def test_limits_and_lists_are_those_of_the_code() -> None:
         assert f"({most})" in TEXT
 
 
-def test_the_example_runs(tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("snippet", snippets.snippets("docs/staging-daemon.md"), ids=str)
+def test_a_snippet_runs(snippet: snippets.Snippet, tmp_path: Path) -> None:
     """With a socket and a store of ours in place of those it names."""
-    (example,) = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
     url = f"posix-tmpfile://{tmp_path}/store?create=true"
     with kvio.open_store(url) as store, serving(store) as daemon:
-        example = example.replace("hybrid:///mnt/kv?durability=durable", url)
-        example = example.replace("/run/user/1000/kvio/stage.sock", daemon.path)
-        example = example.replace('wait("durable")', 'wait("visible")')
-        exec(compile(example, "docs/staging-daemon.md", "exec"), {"kvio": kvio, "tensor": b"1234"})
+        instead = {
+            "hybrid:///mnt/kv?durability=durable": url,
+            "/run/user/1000/kvio/stage.sock": daemon.path,
+            'wait("durable")': 'wait("visible")',
+        }
+        snippets.run(snippet, tmp_path, instead=instead)
 
-        assert bytes(store.read_block("ckpt/step-100/rank-0")) == b"1234"
+        assert bytes(store.read_block("ckpt/step-100/rank-0")) == bytes(1 << 16)
