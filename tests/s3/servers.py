@@ -3,7 +3,8 @@
 `KVIO_S3_SERVER` chooses, one name or several with commas between: ``auto`` (the default),
 ``given``, ``minio``, ``versitygw``, ``moto``, ``s3mem``. ``auto`` takes the server that
 `KVIO_S3_ENDPOINT` names; else MinIO, built once with ``go install`` into the user's cache; else,
-where there is no Go, moto, which is a mock. ``python -m tests.s3.servers NAME…`` builds before the
+where there is no Go, s3mem, a server of this project that checks signatures and keeps objects in
+memory. ``python -m tests.s3.servers NAME…`` builds before the
 tests run, so that no test waits for it.
 """
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import http.client
-import importlib.util
 import os
 import re
 import secrets
@@ -116,9 +116,9 @@ def resolve(name: str) -> str:
         return "given"
     if GO_PROGRAMS["minio"].binary.exists() or shutil.which("go"):
         return "minio"
-    if importlib.util.find_spec("moto") and importlib.util.find_spec("flask"):
-        return "moto"
-    raise NoServerError("no S3 server: KVIO_S3_ENDPOINT is not set, no go, no moto[server]")
+    if S3MEM.exists():
+        return "s3mem"
+    raise NoServerError("no S3 server: KVIO_S3_ENDPOINT is not set, no go, no benchmarks/s3mem")
 
 
 def given() -> Endpoint:

@@ -140,15 +140,15 @@ def test_the_module_builds_what_is_named(
 
 
 def test_auto_prefers_what_is_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The given server comes first, then MinIO where go or its binary is, then moto or nothing."""
+    """The given server comes first, then MinIO where go or its binary is, then s3mem."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("KVIO_S3_ENDPOINT", raising=False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(servers.NoServerError, match=r"KVIO_S3_ENDPOINT.*go.*moto\[server\]"):
-        servers.resolve("auto")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    assert servers.resolve("auto") == "moto"
+    assert servers.resolve("auto") == "s3mem"
+    with monkeypatch.context() as without:
+        without.setattr(servers, "S3MEM", tmp_path / "none")
+        with pytest.raises(servers.NoServerError, match=r"KVIO_S3_ENDPOINT.*go.*s3mem"):
+            servers.resolve("auto")
     (tmp_path / "go").touch(mode=0o755)
     assert servers.resolve("auto") == "minio"
     monkeypatch.setenv("KVIO_S3_ENDPOINT", "http://127.0.0.1:9")

@@ -7,7 +7,7 @@
 #include <sys/statfs.h>
 
 #define PROBE_BYTES 4096
-#define REMOVE_TRIES 3
+#define REMOVE_TRIES 10
 
 /* Does this user own a directory, but may not use it?  A umask can take the owner's own
  * bits of a new one, and its maker may have died before it gave them back. */
