@@ -158,7 +158,7 @@ def main() -> None:
         if not warmed:
             request["modules"] = str(modules)
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        temporary.mkdir(exist_ok=True)  # a process of the last test may have made more
         answer = run(request, str(temporary.parent / "log"))
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
