@@ -7,15 +7,15 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from pathlib import Path
 
 
 def missing() -> str | None:
     """Return one line that says what to install before the C core can be built, or None."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
-    headers = (Path(sysconfig.get_path("include"), "Python.h"), sysconfig.get_config_h_filename())
+    include = sysconfig.get_path("include")
+    headers = (os.path.join(include, "Python.h"), sysconfig.get_config_h_filename())
     lacks = [] if shutil.which(compiler) else [f"a C compiler ({compiler!r})"]
-    lacks += [f"{header}" for header in headers if not os.path.exists(header)][:1]
+    lacks += [header for header in headers if not os.path.exists(header)][:1]
     if not lacks:
         return None
     return (

@@ -297,7 +297,7 @@ def _run_timed(
             pending.append(one)
             try:
                 calls.start(one, max(0.0, deadline - time.monotonic()))
-            except StorageError as exc:  # no room in time, or no thread
+            except StorageError as exc:  # no room before the deadline, or no thread
                 pending[-1] = exc
         for started, group in zip(pending, groups, strict=True):
             results += _collect(calls, started, group, deadline)
@@ -366,7 +366,7 @@ def _results_at_end(
         one.expire(calls.executor)
     left = max(0.0, deadline - time.monotonic())
     threads.wait([one.job.future for one in started if not one.job.future.cancel()], left)
-    threads.wait([one.future for one in started if one.in_time])  # its thread is about to end it
+    threads.wait([one.future for one in started if one.before_deadline])
     results: list[BlockResult] = []
     for pending_one, group in zip_longest(pending, groups):
         results += _result_of(pending_one, group, read=read)
@@ -377,8 +377,9 @@ def _result_of(
     pending: Pending | StorageError | None, group: Blocks, *, read: bool
 ) -> list[BlockResult]:
     if isinstance(pending, Pending):
-        if pending.in_time and not pending.future.cancelled() and not pending.future.exception():
-            delivered: list[BlockResult] = pending.future.result()
+        future = pending.future
+        if pending.before_deadline and not future.cancelled() and not future.exception():
+            delivered: list[BlockResult] = future.result()
             return delivered
         if not read and pending.job.future.done():
             return _results_of([group], [pending.cancel])

@@ -72,7 +72,7 @@ class Pending:
     """One call on the I/O threads, and the race between its work and its deadline.
 
     Attributes:
-        in_time: the work was first; its future is done, or about to be.
+        before_deadline: the work ended first; its future is done, or about to be.
 
     Args:
         work: what is done, unless it is given up before.
@@ -111,7 +111,7 @@ class Pending:
         self._lock = threading.Lock()
         self._over = False
         self._claimed: bool | None = None
-        self.in_time = False
+        self.before_deadline = False
 
     def run(self) -> Any:
         """Do the work, unless it was given up before."""
@@ -129,15 +129,15 @@ class Pending:
                 self._claimed = self.future.set_running_or_notify_cancel()
             return self._claimed
 
-    def _win(self, *, in_time: bool = False) -> bool:
+    def _win(self, *, before_deadline: bool = False) -> bool:
         with self._lock:
             won, self._over = not self._over, True
-            self.in_time |= won and in_time
+            self.before_deadline |= won and before_deadline
             return won
 
     def finish(self, inner: futures.Future[Any]) -> None:
         """Hand on what the work returned or raised, unless the deadline was first."""
-        if not self._win(in_time=True):
+        if not self._win(before_deadline=True):
             return
         deliver, self._deliver = self._deliver, None
         if inner.cancelled():
@@ -240,7 +240,7 @@ class Calls:
                 self.left()
 
     def left(self) -> None:
-        """Tell `close` that a call has ended."""
+        """Notify `close` that a call has ended."""
         with self._lock:
             self._idle.notify_all()
 

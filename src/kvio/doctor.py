@@ -419,10 +419,8 @@ def _about_capabilities(can: Capabilities) -> Iterator[Finding]:
         ),
     )
     for name, promised, meaning, otherwise in promises:
-        if promised:
-            yield Finding(name, "promised", True, meaning)
-        else:
-            yield Finding(name, "not promised", False, otherwise)
+        answer = "promised" if promised else "not promised"
+        yield Finding(name, answer, promised, meaning if promised else otherwise)
 
 
 def _without_options(url: StoreURL) -> str:

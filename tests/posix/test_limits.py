@@ -157,7 +157,7 @@ def test_a_full_disk_gives_up_a_block_that_is_deleted(root: Path, times: int) ->
 
 
 def test_a_block_that_cannot_be_deleted_for_want_of_room_stands(root: Path) -> None:
-    """Asked ten times, then it is told, and the block is as it was."""
+    """Tried ten times, then StorageFullError, and the block is as it was."""
     with kvio.open_store("posix-tmpfile", root=root) as store:
         store.write_block("key", b"bytes")
 

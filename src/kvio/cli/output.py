@@ -162,11 +162,11 @@ class Meter:
 
 @contextmanager
 def bytes_bar(what: str, nbytes: int | None) -> Iterator[Callable[[int], None]]:
-    """Show how many bytes are done, told by the function that this yields; of few, nothing.
+    """Show a progress bar for many bytes, and yield the function that adds to it.
 
     Args:
         what: what is done.
-        nbytes: how many there are; None if nobody knows.
+        nbytes: how many there are; None: unknown.
     """
     if nbytes is not None and nbytes < _LONG_BYTES:
         yield lambda _: None
