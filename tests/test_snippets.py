@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests import snippets
 from tests.sharedfile import launching
+from tests.sharedfile.kills import sidecar_of
 from tests.snippets import Snippet
 
 #: Pages whose blocks need a server, a daemon or torch, and the tests that run them with it.
@@ -27,7 +27,9 @@ def test_a_snippet_runs(snippet: Snippet, real_disk: Path) -> None:
     before = launching.mpirun(2) if "mpi4py" in snippet.code else ()
     snippets.run(snippet, real_disk, before=before)
 
-    assert [name for name in os.listdir(real_disk) if name.startswith(".")] == []
+    hidden = {path.name for path in real_disk.iterdir() if path.name.startswith(".")}
+    kept = {sidecar_of(path).name for path in real_disk.iterdir() if path.is_file()}
+    assert hidden <= kept
 
 
 def test_no_page_is_forgotten() -> None:

@@ -229,7 +229,7 @@ def test_a_name_that_stands_is_kept(create: Create, disk_path: Path) -> None:
         (lambda data: data + b"\0", "bytes, not"),
         (lambda data: b"not ours" + data[8:], "does not begin"),
         (lambda data: data[:8] + struct.pack("<H", 0) + data[10:], "version 0"),
-        (lambda data: data[:8] + struct.pack("<H", 2) + data[10:], "version 2"),
+        (lambda data: data[:8] + struct.pack("<H", 3) + data[10:], "version 3"),
         (lambda data: data[:50] + b"\xff" + data[51:], "checksum"),
     ],
     ids=["empty", "short", "cut", "longer", "foreign", "older", "newer", "damaged"],

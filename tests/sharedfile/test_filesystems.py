@@ -76,7 +76,7 @@ def live(root: Path, case: Case) -> None:
         kills.end_well(pids)
     assert receipt.level == "durable"
     assert kills.check_name(path, case.payload)
-    path.unlink()
+    kills.remove(path)
 
 
 def test_processes_in_every_mode_and_layout(filesystem: Path) -> None:
@@ -93,7 +93,7 @@ def test_what_the_dead_left_is_gone_on_with(filesystem: Path) -> None:
         kills.leave_half(path, case)
         kills.second_life(path, case)
         assert kills.check_name(path, case.payload)
-        path.unlink()
+        kills.remove(path)
     assert os.listdir(filesystem) == []
 
 
@@ -103,7 +103,7 @@ def test_a_plain_file_is_the_payload_alone(filesystem: Path) -> None:
         path = filesystem / "f"
 
         def die(path: Path = path, case: Case = case) -> None:
-            file = case.create(path, layout="plain")
+            file = case.create(path, **{**case.options, "layout": "plain"})
             kills.write_missing(file, None, case.payload)
             os.kill(os.getpid(), 9)
 
@@ -111,7 +111,7 @@ def test_a_plain_file_is_the_payload_alone(filesystem: Path) -> None:
         with SharedFile.recover(path) as file:
             file.seal()
         assert path.read_bytes() == case.payload
-        path.unlink()
+        kills.remove(path)
 
 
 def test_a_file_that_does_not_fit_leaves_nothing(filesystem: Path) -> None:

@@ -17,8 +17,9 @@ from kvio.sharedfile.plan import Plan, PlanError
 from .strategies import layouts
 
 #: The head of a map as docs/format.md has it.
-HEAD = struct.Struct("<8sHHI16s16sQQQQII36xI")
-MAGIC, VERSION, FLAGS, WRITERS, SIZE, CELL, STRIPE, SIZES, ALIGN, MEMORY = 0, 1, 2, 3, *range(6, 12)
+HEAD = struct.Struct("<8sHHI16s16sQQQQIII32xI")
+MAGIC, VERSION, FLAGS, WRITERS = range(4)
+SIZE, CELL, STRIPE, SIZES, ALIGN, MEMORY, PERMISSIONS = range(6, 13)
 ODD = Layout(10_000, 3, 4096, 8192, 0, (5000, 0, 5000))
 
 PLANS = st.builds(
@@ -32,6 +33,8 @@ PLANS = st.builds(
     durable=st.booleans(),
     index=st.booleans(),
     replace=st.booleans(),
+    sidecar=st.booleans(),
+    file_mode=st.integers(0, 0o777),
 )
 
 
@@ -39,7 +42,7 @@ def plan_of(layout: Layout) -> Plan:
     """Give a plan with one of each choice."""
     return Plan(
         file_id=b"f" * 16, boot_id=b"b" * 16, layout=layout, memory_align=512, direct=True,
-        checksum=True, durable=False, index=True, replace=False,
+        checksum=True, durable=False, index=True, replace=False, file_mode=0o440,
     )  # fmt: skip
 
 
@@ -94,8 +97,8 @@ def test_the_head_is_as_the_format_says() -> None:
     fields = HEAD.unpack(beginning(plan)[: HEAD.size])
 
     assert fields[:-1] == (
-        *(b"KVIOMAP\n", 1, 1 + 2 + 8, 3, b"f" * 16, b"b" * 16),
-        *(10_000, 8192, 0, 3, 4096, 512),
+        *(b"KVIOMAP\n", 2, 1 + 2 + 8, 3, b"f" * 16, b"b" * 16),
+        *(10_000, 8192, 0, 3, 4096, 512, 0o440),
     )
     assert signed(list(fields), beginning(plan)[HEAD.size :]) == beginning(plan)
 
@@ -143,7 +146,7 @@ def test_a_map_of_another_length_is_refused(plan: Plan, by: int) -> None:
         plans.unpack(beginning(plan), nbytes)
 
 
-@pytest.mark.parametrize("version", [0, 2, 65535])
+@pytest.mark.parametrize("version", [0, 1, 3, 65535])
 def test_another_version_is_named(version: int) -> None:
     """An older or newer map is refused with its version, though its checksum is right."""
     data = beginning(plan_of(ODD))
@@ -158,9 +161,20 @@ def test_an_unknown_flag_is_refused() -> None:
     """A choice that this version does not know is not passed over."""
     data = beginning(plan_of(ODD))
     fields = list(HEAD.unpack(data[: HEAD.size]))
-    fields[FLAGS] |= 32
+    fields[FLAGS] |= 64
 
-    with pytest.raises(PlanError, match="flags 43"):
+    with pytest.raises(PlanError, match="flags 75"):
+        plans.unpack(signed(fields, data[HEAD.size :]), plan_of(ODD).map_nbytes)
+
+
+@pytest.mark.parametrize("file_mode", [0o1000, 0o4755, 0xFFFFFFFF])
+def test_permissions_that_cannot_be_are_refused(file_mode: int) -> None:
+    """A sealed file gets no bits beyond those of a mode."""
+    data = beginning(plan_of(ODD))
+    fields = list(HEAD.unpack(data[: HEAD.size]))
+    fields[PERMISSIONS] = file_mode
+
+    with pytest.raises(PlanError, match=f"permissions {file_mode:o}"):
         plans.unpack(signed(fields, data[HEAD.size :]), plan_of(ODD).map_nbytes)
 
 

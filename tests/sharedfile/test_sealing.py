@@ -17,6 +17,7 @@ from tests.inside import wait_until_inside
 
 from . import raw
 from .conftest import Create
+from .kills import sealed_mode
 
 pytestmark = pytest.mark.usefixtures("nothing_open")
 
@@ -44,16 +45,18 @@ def test_only_the_file_is_left(create: Create, disk_path: Path, mode: str) -> No
         file.seal()
 
     assert raw.names(disk_path) == ["file"]
-    assert raw.permissions(disk_path / "file") == 0o400
+    assert raw.permissions(disk_path / "file") == sealed_mode()
     assert (disk_path / "file").stat().st_size == 53_248 + 2 * 8 + 2 * 4 + 96
     assert raw.sealed(disk_path / "file").padding == bytes(53_248 - SIZE)
 
 
-@pytest.mark.parametrize("umask", [0o777, 0o077, 0])
-def test_permissions_do_not_depend_on_the_umask(
-    create: Create, disk_path: Path, umask: int
+@pytest.mark.parametrize(
+    ("umask", "mode"), [(0o777, 0o400), (0o077, 0o400), (0o027, 0o440), (0o022, 0o444), (0, 0o444)]
+)
+def test_the_umask_says_who_reads_a_sealed_file(
+    create: Create, disk_path: Path, umask: int, mode: int
 ) -> None:
-    """0600 while it is written, 0400 sealed, whatever the umask."""
+    """0600 while it is written, whatever the umask; sealed 0444 less the umask, 0400 at least."""
     before = os.umask(umask)
     try:
         file = create("file", SIZE)
@@ -63,7 +66,7 @@ def test_permissions_do_not_depend_on_the_umask(
     finally:
         os.umask(before)
 
-    assert (found, raw.permissions(disk_path / "file")) == ({0o600}, 0o400)
+    assert (found, raw.permissions(disk_path / "file")) == ({0o600}, mode)
 
 
 def test_a_plain_file_is_the_payload_alone(create: Create, disk_path: Path, mode: str) -> None:

@@ -13,9 +13,10 @@ import kvio
 from kvio import MiB, SharedFile, SharedFileOptions
 from kvio.sharedfile import index as indices
 from kvio.sharedfile import plan as plans
+from kvio.sharedfile import sidecar
 from kvio.sharedfile.layout import Layout
 
-from . import raw
+from . import kills, raw
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parent.parent / "docs"
@@ -82,7 +83,7 @@ def test_the_names_in_the_directory_are_those_it_says(real_disk: Path) -> None:
     assert while_written == sorted(named)
     assert modes == {0o600}
     assert raw.names(real_disk) == ["file"]
-    assert raw.permissions(real_disk / "file") == 0o400
+    assert raw.permissions(real_disk / "file") == kills.sealed_mode()
     with pytest.raises(kvio.ConfigError, match="longer than 207 bytes"):
         SharedFile.create(real_disk / ("n" * 208), 1)
 
@@ -113,13 +114,14 @@ def _fields(section: str) -> list[tuple[int, int, str]]:
 
 
 TRAILER = _fields("The end of a sealed shared file")
+SIDECAR = _fields("The sidecar of a plain shared file")
 MAP = _fields("The map of a shared file")
 
 
 @pytest.mark.parametrize(
     ("fields", "nbytes"),
-    [(TRAILER, indices.TRAILER_BYTES), (MAP, plans.WRITERS_AT)],
-    ids=["trailer", "map"],
+    [(TRAILER, indices.TRAILER_BYTES), (MAP, plans.WRITERS_AT), (SIDECAR, sidecar.HEAD_BYTES)],
+    ids=["trailer", "map", "sidecar"],
 )
 def test_the_fields_of_the_formats_follow_each_other(
     fields: list[tuple[int, int, str]], nbytes: int
@@ -158,7 +160,8 @@ def _numbers(fields: list[tuple[int, int, str]], data: bytes) -> dict[str, int]:
 def test_the_vectors_are_what_the_code_writes() -> None:
     """Head, sizes, checksums and trailer of one file, to the last bit."""
     file_id, boot_id = bytes(range(16)), bytes(range(16, 32))
-    plan = plans.Plan(file_id, boot_id, VECTORS, 512, True, True, True, True, False)
+    choices = True, True, True, True, False, False, 0o444
+    plan = plans.Plan(file_id, boot_id, VECTORS, 512, *choices)
     sums = [raw.crc32c(PAYLOAD[start:end]) for _, _, start, end in VECTORS.all_cells()]
     end = _vector("sizes, in both") + _vector("checksums") + _vector("trailer")
 
@@ -175,13 +178,14 @@ def test_the_vectors_are_read_by_the_tables_alone() -> None:
     of_map, of_file = _numbers(MAP, head), _numbers(TRAILER, trailer)
     common = {
         "writers": 3, "size": 10_000, "cell_bytes": 8192, "stripe_bytes": 0, "align": 4096,
-        "sizes": 3, "version": 1,
+        "sizes": 3,
     }  # fmt: skip
 
     assert common.items() <= of_map.items()
     assert common.items() <= of_file.items()
-    assert (of_map["flags"], of_map["memory align"]) == (15, 512)
-    assert (of_file["flags"], of_file["cells"]) == (1, 2)
+    assert (of_map["version"], of_map["flags"], of_map["memory align"]) == (2, 15, 512)
+    assert of_map["permissions"] == 0o444
+    assert (of_file["version"], of_file["flags"], of_file["cells"]) == (1, 1, 2)
     assert (head[:8], trailer[:8]) == (b"KVIOMAP\n", b"KVIOSHF\n")
     assert of_map["head checksum"] == raw.crc32c(head[:124] + sizes)
     assert of_file["index checksum"] == raw.crc32c(sizes + sums)

@@ -17,7 +17,7 @@ from kvio.sharedfile import opening, ranks, sealing, steps
 from kvio.sharedfile.layout import Extent, Layout, Missing
 from kvio.sharedfile.map import CANNOT_WRITE, Map, State
 from kvio.sharedfile.opening import Opened, Path
-from kvio.sharedfile.reading import Reader, open_sealed, read_index
+from kvio.sharedfile.reading import Reader, open_checked
 from kvio.sharedfile.submitting import Submitter
 from kvio.sharedfile.writing import Writer
 from kvio.types import MiB, Receipt, Verify
@@ -410,12 +410,7 @@ class SharedFile:
 
     def _open_reader(self) -> None:
         with steps.typed(self._names, "open"):
-            fd = open_sealed(self._names)
-            try:
-                index = read_index(fd, self.path)
-            except BaseException:
-                os.close(fd)
-                raise
+            fd, index = open_checked(self._names)
         self._reader = Reader(fd, index, self.path, self._verify)
 
     def _after_fork(self) -> None:

@@ -56,8 +56,13 @@ def pack(index: Index) -> bytes:
     return table + head + _CRC.pack(_native.crc32c(head))
 
 
-def table_nbytes(trailer: bytes, file_nbytes: int) -> int:
+def table_nbytes(trailer: bytes, file_nbytes: int, *, apart: bool = False) -> int:
     """Return how many bytes of index stand before a trailer, to be read for `unpack`.
+
+    Args:
+        trailer: the last bytes.
+        file_nbytes: the length of the file they end.
+        apart: the payload is another file, and this one begins with the index.
 
     Raises:
         SealError: it is no trailer of this version, damaged, or not of a file of this length.
@@ -67,7 +72,7 @@ def table_nbytes(trailer: bytes, file_nbytes: int) -> int:
     head = trailer[: _HEAD.size]
     magic, version, flags, *_ = fields = _HEAD.unpack(head)
     if magic != MAGIC:
-        raise SealError("it does not end as a sealed shared file does")
+        raise SealError("it does not end as a sealed shared file does, and has no sidecar")
     if version != VERSION or flags & ~FLAG_CHECKSUM:
         raise SealError(f"version {version} with flags {flags} is not known to this kvio")
     if _CRC.unpack(trailer[_HEAD.size :])[0] != _native.crc32c(head):
@@ -79,19 +84,19 @@ def table_nbytes(trailer: bytes, file_nbytes: int) -> int:
     if cells > size // cell_bytes + 2 * stripes:
         raise SealError(f"it cannot have {cells} cells")
     nbytes = int(8 * nsizes + 4 * cells * (flags & FLAG_CHECKSUM))
-    whole = -(-size // align) * align + nbytes + TRAILER_BYTES
+    whole = nbytes + TRAILER_BYTES + (0 if apart else -(-size // align) * align)
     if whole != file_nbytes:
         raise SealError(f"it has {file_nbytes} bytes, not {whole}")
     return nbytes
 
 
-def unpack(table: bytes, trailer: bytes, file_nbytes: int) -> Index:
-    """Decode the end of a file of *file_nbytes* bytes and check all it says.
+def unpack(table: bytes, trailer: bytes, file_nbytes: int, *, apart: bool = False) -> Index:
+    """Decode the end of a file of *file_nbytes* bytes and check all it says; *apart* as above.
 
     Raises:
         SealError: it is not whole, or does not fit the file.
     """
-    nbytes = table_nbytes(trailer, file_nbytes)
+    nbytes = table_nbytes(trailer, file_nbytes, apart=apart)
     (_, _, flags, writers, file_id, size, stripe_bytes, cells, cell_bytes, align, nsizes,
      table_crc) = _HEAD.unpack(trailer[: _HEAD.size])  # fmt: skip
     if len(table) != nbytes or table_crc != _native.crc32c(table):

@@ -8,7 +8,7 @@ import secrets
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvio._native import files
 from kvio.errors import ConfigError, storage_error
@@ -16,9 +16,25 @@ from kvio.errors import ConfigError, storage_error
 _MAP: Final = ".kvio-map"
 _DATA: Final = ".kvio-data"
 _PROBE: Final = ".kvio-probe"
+_SUMS: Final = ".kvio-sums"
+_LEFTOVER: Final = re.compile(r"(\.kvio-(?:map|probe|sums))\.[0-9a-f]{16}").fullmatch
 #: What a name must leave room for: the marks and the random part of a temporary.
 _ROOM: Final = 48
 _NAME_MAX: Final = 255
+
+
+class Leftovers(NamedTuple):
+    """Names that a shared file can have left in its directory.
+
+    Attributes:
+        maps: whose making was cut short, or is under way.
+        probes: that are under way, or were cut short.
+        sidecars: of the file that stands, or of one that is gone.
+    """
+
+    maps: list[str]
+    probes: list[str]
+    sidecars: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +70,19 @@ class Names:
         """Make a name for a file that finds out what the medium can."""
         return f".{self.final}{_PROBE}.{secrets.token_hex(8)}"
 
-    def unfinished_maps(self) -> list[str]:
-        """List maps whose making was cut short, or is under way."""
-        return self._temporaries(f"{self.map}.")
+    def sidecar(self, inode: int) -> str:
+        """Name the file that keeps the checksums of a sealed file, which is this inode."""
+        return f".{self.final}{_SUMS}.{inode:016x}"
 
-    def probes(self) -> list[str]:
-        """List probes that are under way, or were cut short."""
-        return self._temporaries(f".{self.final}{_PROBE}.")
-
-    def _temporaries(self, mark: str) -> list[str]:
-        is_one = re.compile(rf"{re.escape(mark)}[0-9a-f]{{16}}").fullmatch
-        return [name for name in os.listdir(self.dirfd) if is_one(name)]
+    def leftovers(self) -> Leftovers:
+        """List the directory once, for what a path can have left behind."""
+        mark = f".{self.final}"
+        found: dict[str, list[str]] = {_MAP: [], _PROBE: [], _SUMS: []}
+        for name in os.listdir(self.dirfd):
+            match = _LEFTOVER(name, len(mark)) if name.startswith(mark) else None
+            if match is not None:
+                found[match[1]].append(name)
+        return Leftovers(*found.values())
 
     def stat(self, name: str) -> os.stat_result | None:
         """Look at a name, never through a link; None: there is none."""

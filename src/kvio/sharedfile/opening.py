@@ -64,7 +64,8 @@ def create(
     with _opening(path) as names:
         plan, reason = planning.make_plan(names, size, writers, chosen)
         plan.layout.check_rank(rank or 0)
-        map_, fd, allocated = steps.create(names, plan, preallocate=chosen.preallocate)
+        group = planning.group_number(chosen.group)
+        map_, fd, allocated = steps.create(names, plan, preallocate=chosen.preallocate, group=group)
     if chosen.preallocate and not allocated:
         reason = f"{reason}; the medium cannot preallocate"
     return Opened(

@@ -12,15 +12,16 @@ from kvio.sharedfile.layout import MAX_WRITERS, Layout
 from kvio.sharedfile.words import pack_words, unpack_words
 
 MAGIC: Final = b"KVIOMAP\n"
-VERSION: Final = 1
+VERSION: Final = 2
 FLAG_DIRECT: Final = 1
 FLAG_CHECKSUM: Final = 2
 FLAG_DURABLE: Final = 4
 FLAG_INDEX: Final = 8
 FLAG_REPLACE: Final = 16
-_KNOWN_FLAGS: Final = 31
+FLAG_SIDECAR: Final = 32
+_KNOWN_FLAGS: Final = 63
 
-_FIXED = struct.Struct("<8sHHI16s16sQQQQII36x")
+_FIXED = struct.Struct("<8sHHI16s16sQQQQIII32x")
 _CRC = struct.Struct("<I")
 HEAD_BYTES: Final = _FIXED.size + _CRC.size  # 128
 #: Behind the head: state, progress and how many wait for it, whether bytes must be read again
@@ -50,6 +51,8 @@ class Plan:
         memory_align: what direct I/O asks of memory.
         direct, checksum, durable: how bytes are written; *index*: whether checksums are kept in
             the sealed file; *replace*: whether a standing file gives way.
+        sidecar: whether checksums are kept in a file beside the sealed one.
+        file_mode: the permissions of the sealed file and its sidecar.
     """
 
     file_id: bytes
@@ -61,6 +64,8 @@ class Plan:
     durable: bool
     index: bool
     replace: bool
+    sidecar: bool = False
+    file_mode: int = 0o400
 
     @property
     def flags(self) -> int:
@@ -71,6 +76,7 @@ class Plan:
             | FLAG_DURABLE * self.durable
             | FLAG_INDEX * self.index
             | FLAG_REPLACE * self.replace
+            | FLAG_SIDECAR * self.sidecar
         )
 
     @property
@@ -103,6 +109,7 @@ def pack(plan: Plan) -> tuple[bytes, bytes]:
     head = _FIXED.pack(
         MAGIC, VERSION, plan.flags, layout.writers, plan.file_id, plan.boot_id, layout.size,
         layout.cell_bytes, layout.stripe_bytes, len(layout.sizes), layout.align, plan.memory_align,
+        plan.file_mode,
     )  # fmt: skip
     return head + _CRC.pack(_native.crc32c(sizes, _native.crc32c(head))), sizes
 
@@ -123,7 +130,7 @@ def unpack(data: bytes, nbytes: int) -> Plan:
     if len(data) < WRITERS_AT:
         raise PlanError("shorter than a map's head")
     (magic, version, flags, writers, file_id, boot_id, size, cell_bytes, stripe_bytes, nsizes,
-     align, memory_align) = _FIXED.unpack_from(data)  # fmt: skip
+     align, memory_align, file_mode) = _FIXED.unpack_from(data)  # fmt: skip
     if magic != MAGIC:
         raise PlanError("it does not begin as a map of a shared file does")
     if version != VERSION or flags & ~_KNOWN_FLAGS:
@@ -142,8 +149,10 @@ def unpack(data: bytes, nbytes: int) -> Plan:
     plan = Plan(
         file_id, boot_id, layout, memory_align, bool(flags & FLAG_DIRECT),
         bool(flags & FLAG_CHECKSUM), bool(flags & FLAG_DURABLE), bool(flags & FLAG_INDEX),
-        bool(flags & FLAG_REPLACE),
+        bool(flags & FLAG_REPLACE), bool(flags & FLAG_SIDECAR), file_mode,
     )  # fmt: skip
+    if file_mode & ~0o777:
+        raise PlanError(f"permissions {file_mode:o}")
     if not 1 <= memory_align <= _native.lib.KVIO_MAX_ALIGN or plan.map_nbytes != nbytes:
         raise PlanError(f"it has {nbytes} bytes, not {plan.map_nbytes}")
     return plan

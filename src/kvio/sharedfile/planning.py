@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import secrets
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 Mode = Literal["hybrid", "buffered", "direct"]
 
 _CELL_BYTES: Final = 4 * MiB
+#: What chown(2) takes for "leave the group".
+_NO_GROUP: Final = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,11 @@ class SharedFileOptions:
         durability: "durable": `seal` syncs file and directory; "visible": it does not.
         layout: "block": checksums are kept behind the payload; "plain": the payload alone.
         checksum: compute checksums.
+        sidecar: keep the checksums of a plain file in a file beside it, so that `SharedFile.open`
+            reads and verifies it.
+        file_mode: permissions of the sealed file, such as 0o440; None: 0o444 less the umask of the
+            process that creates it. Until it is sealed it is the owner's alone.
+        group: name or number of the group that the file is given to; None: the system's choice.
         preallocate: allocate all blocks before the first write.
         if_exists: "error", or "replace": a file that stands gives way when this one is sealed.
         io_threads: how many threads `submit_pwrite` uses.
@@ -57,6 +67,9 @@ class SharedFileOptions:
     durability: Durability = "durable"
     layout: Ending = "block"
     checksum: bool = True
+    sidecar: bool = False
+    file_mode: int | None = None
+    group: str | int | None = None
     preallocate: bool = True
     if_exists: Literal["error", "replace"] = "error"
     io_threads: int = 4
@@ -70,12 +83,25 @@ class SharedFileOptions:
         check_io_threads(self.io_threads)
         if self.align != "auto" and (self.align < 1 or self.align & (self.align - 1)):
             raise ConfigError(f"align must be 'auto' or a power of two, not {self.align!r}")
+        if self.sidecar and (self.layout != "plain" or not self.checksum):
+            raise ConfigError("sidecar=True keeps the checksums of layout='plain', checksum=True")
+        check_file_mode(self.file_mode)
 
 
 def check_io_threads(io_threads: int) -> None:
     """Refuse what is no number of threads with `ConfigError`."""
     if io_threads < 1:
         raise ConfigError(f"io_threads must be 1 or more, not {io_threads}")
+
+
+def check_file_mode(file_mode: int | None) -> None:
+    """Refuse what cannot be a file's permissions with `ConfigError`."""
+    if file_mode is None:
+        return
+    if type(file_mode) is not int or not 0 <= file_mode <= 0o777:
+        raise ConfigError(f"file_mode must be 0 to 0o777, such as 0o640, not {file_mode!r}")
+    if not file_mode & stat.S_IRUSR:
+        raise ConfigError(f"file_mode {file_mode:#o} does not let the owner read")
 
 
 def check_verify(verify: str) -> None:
@@ -146,8 +172,34 @@ def make_plan(
         durable=options.durability == "durable",
         index=options.layout == "block",
         replace=options.if_exists == "replace",
+        sidecar=options.sidecar,
+        file_mode=_default_mode() if options.file_mode is None else options.file_mode,
     )
     return plan, reason
+
+
+def _default_mode() -> int:
+    """Take from reading by everybody what the umask takes; of the owner it takes nothing."""
+    umask = 0o077
+    with suppress(OSError, ValueError), open("/proc/self/status", encoding="ascii") as status:
+        for line in status:
+            if line.startswith("Umask:"):
+                umask = int(line.split()[1], 8)
+    return stat.S_IRUSR | 0o444 & ~umask
+
+
+def group_number(group: str | int | None) -> int | None:
+    """Return the number of a group.
+
+    Raises:
+        ConfigError: there is no such group.
+    """
+    if group is None or (type(group) is int and 0 <= group < _NO_GROUP):
+        return group
+    try:
+        return grp.getgrnam(group).gr_gid  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"there is no group {group!r} on this machine") from None
 
 
 def _choose_mode(

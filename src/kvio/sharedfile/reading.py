@@ -22,6 +22,7 @@ from kvio.errors import (
     storage_error,
 )
 from kvio.sharedfile import index as indices
+from kvio.sharedfile import sidecar
 from kvio.sharedfile.cutting import slice_parts
 from kvio.sharedfile.index import Index, SealError
 from kvio.sharedfile.names import Names
@@ -64,22 +65,39 @@ def open_sealed(names: Names) -> int:
     return fd
 
 
-def read_index(fd: int, path: str) -> Index:
-    """Read the index at the end of a sealed file.
+def open_checked(names: Names) -> tuple[int, Index]:
+    """Open a sealed file and read its index, which stands at its end or in its sidecar.
 
     Raises:
-        CorruptBlockError: it does not end as a sealed shared file does, or was damaged.
+        BlockNotFoundError: there is none.
+        CorruptBlockError: it is no sealed shared file, or was damaged.
         OutOfMemoryError: there is no memory for its index.
     """
-    nbytes = os.fstat(fd).st_size
-    trailer = os.pread(fd, indices.TRAILER_BYTES, max(0, nbytes - indices.TRAILER_BYTES))
+    while True:
+        fd = open_sealed(names)
+        try:
+            return fd, _read_index(names, fd)
+        except BaseException as exc:
+            info = os.fstat(fd)
+            os.close(fd)
+            replaced = not names.is_inode(names.final, (info.st_dev, info.st_ino))
+            if not (replaced and isinstance(exc, CorruptBlockError)):
+                raise  # else its sidecar went with it
+
+
+def _read_index(names: Names, fd: int) -> Index:
+    path, nbytes = names.path, os.fstat(fd).st_size
     try:
+        beside = sidecar.read(names, fd)
+        if beside is not None:
+            return beside
+        trailer = os.pread(fd, indices.TRAILER_BYTES, max(0, nbytes - indices.TRAILER_BYTES))
         table_nbytes = indices.table_nbytes(trailer, nbytes)
         check_memory(table_nbytes)
         table = os.pread(fd, table_nbytes, nbytes - len(trailer) - table_nbytes)
         return indices.unpack(table, trailer, nbytes)
     except MemoryError as exc:
-        raise out_of_memory(exc, path, table_nbytes) from exc
+        raise out_of_memory(exc, path, nbytes) from exc
     except SealError as exc:
         text = f"{path!r} cannot be read as a shared file: {exc}"
         raise CorruptBlockError(text, key=path) from exc

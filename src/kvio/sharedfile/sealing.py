@@ -23,6 +23,7 @@ from kvio.errors import (
 )
 from kvio.medium import is_journaled
 from kvio.sharedfile import index as indices
+from kvio.sharedfile import sidecar
 from kvio.sharedfile.index import Index
 from kvio.sharedfile.map import CANNOT_WRITE, Map, State
 from kvio.sharedfile.names import Names
@@ -31,7 +32,6 @@ from kvio.sharedfile.reading import read_fully
 from kvio.sharedfile.steps import typed
 from kvio.types import IOMode, Level, MiB, Receipt
 
-_READ_ONLY: Final = 0o400
 #: How long a wait for other processes lasts before it looks whether they failed.
 _LOOK_EVERY_S: Final = 0.1
 _NAMED_AT_MOST: Final = 8
@@ -105,6 +105,8 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
         except OSError:  # an inode that lost bytes is never trusted again
             map_.note(State.FAILED)
             raise
+        if plan.sidecar:
+            _write_sidecar(names, map_, fd, index, journaled=journaled)
         to_read = retrying(lambda: files.open_file(names.dirfd, names.data, os.O_RDONLY))
         try:
             _check_state(names, map_)  # a writer that closed meanwhile may have seen an error
@@ -127,13 +129,24 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
 def _complete(names: Names, map_: Map, fd: int, index: Index, *, journaled: bool) -> None:
     _write_shared_blocks(map_, fd)
     _write_end(map_.plan, fd, index)
+    files.set_mode(fd, map_.plan.file_mode)
     map_.sync(fd, journaled=journaled)
     if map_.in_doubt:
         _read_again(names, map_.plan, fd, index)
-    files.set_mode(fd, _READ_ONLY)
+
+
+def _write_sidecar(names: Names, map_: Map, fd: int, index: Index, *, journaled: bool) -> None:
+    """Write the checksums beside the data; where that fails the next seal tries again."""
+    try:
+        with typed(names, "write the sidecar of"):
+            sidecar.write(names, map_.plan, fd, index, journaled=journaled)
+    except BaseException:
+        map_.note(State.OPEN)
+        raise
 
 
 def _publish(names: Names, map_: Map, *, journaled: bool) -> None:
+    replaced = names.stat(names.final)
     try:
         _take_final_name(names, map_, journaled=journaled)
     except FileExistsError:
@@ -148,6 +161,9 @@ def _publish(names: Names, map_: Map, *, journaled: bool) -> None:
         names.remove(names.map)
     if not journaled:  # before the map is closed: then its blocks may be another file's
         files.sync_dir(names.dirfd, journaled=False)
+    if replaced is not None:  # what stays of it is removed by the next creation of this path
+        with suppress(OSError):
+            names.remove(names.sidecar(replaced.st_ino))
 
 
 def _take_final_name(names: Names, map_: Map, *, journaled: bool) -> None:

@@ -34,9 +34,9 @@ from kvio.errors import (
 )
 from kvio.medium import is_journaled
 from kvio.sharedfile import index as indices
-from kvio.sharedfile import quotas
+from kvio.sharedfile import quotas, sidecar
 from kvio.sharedfile.map import ALL_BYTES, Map, State, lock, open_map, read_plan, write_map
-from kvio.sharedfile.names import Names
+from kvio.sharedfile.names import Leftovers, Names
 from kvio.sharedfile.plan import Plan, PlanError
 
 #: Probes of a medium take a moment; older ones were cut short.
@@ -58,12 +58,15 @@ def typed(names: Names, doing: str) -> Iterator[None]:
         raise error from exc
 
 
-def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bool]:
+def create(
+    names: Names, plan: Plan, *, preallocate: bool, group: int | None = None
+) -> tuple[Map, int, bool]:
     """Take the name and make the data file: the map, the data's descriptor, whether allocated.
 
     Raises:
         BlockExistsError: the file exists, is being written, or was left unfinished.
         UnsupportedError: the file system's quotas make mapped memory unsafe.
+        AccessDeniedError: this user may not give files to the *group*.
         StorageFullError: there is no room for all of it; nothing is left behind.
     """
     with typed(names, "create"):
@@ -75,14 +78,17 @@ def create(names: Names, plan: Plan, *, preallocate: bool) -> tuple[Map, int, bo
                 f"shared file {names.path!r} on a btrfs with limited quota groups: where a quota "
                 "is used up the kernel would kill whoever writes; take a file system without them"
             )
-        _check_room(names, plan.map_nbytes + preallocate * padded_nbytes(plan))
-        sweep(names)
+        beside = indices.nbytes_of(plan.layout, checksum=True) * plan.sidecar
+        _check_room(names, plan.map_nbytes + beside + preallocate * padded_nbytes(plan))
+        leftovers = names.leftovers()
+        sweep(names, leftovers)
         journaled = not plan.durable or is_journaled(names.dirfd)
         map_, flagged = _make_map(names, plan, journaled=journaled)
         try:
             if plan.durable and flagged:  # btrfs has logged the new name, and lost the flags: a
                 files.sync(map_.fd)  # power cut would leave bytes without checksums, an EIO
-            fd, allocated = _make_data(names, map_, preallocate=preallocate)
+            sidecar.sweep(names, leftovers.sidecars)
+            fd, allocated = _make_data(names, map_, preallocate=preallocate, group=group)
         except BaseException:
             try:
                 _drop(names, map_)
@@ -169,14 +175,21 @@ def _why_taken(names: Names) -> str:
         map_.close()
 
 
-def _make_data(names: Names, map_: Map, *, preallocate: bool) -> tuple[int, bool]:
+def _make_data(
+    names: Names, map_: Map, *, preallocate: bool, group: int | None
+) -> tuple[int, bool]:
     plan = map_.plan
     names.remove(names.data)  # without a map it is of a creation that was cut short
     fd = files.create(names.dirfd, names.data)
     try:
+        if group is not None:
+            with typed(names, f"set group {group} of"):
+                os.fchown(fd, -1, group)
         with typed(names, f"allocate {padded_nbytes(plan)} bytes for"):
             allocated = files.allocate(fd, padded_nbytes(plan), preallocate=preallocate)
         _set_direct(fd, plan)
+        if plan.sidecar:
+            sidecar.tag(fd, plan.file_id)
         info = os.fstat(fd)
         map_.inode = (info.st_dev, info.st_ino)
     except BaseException:
@@ -198,22 +211,25 @@ def _set_direct(fd: int, plan: Plan) -> None:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
 
 
-def _drop(names: Names, map_: Map) -> None:
+def _drop(names: Names, map_: Map, *, sealed: bool = False) -> None:
     """Remove all there is, the map last: until then the name is taken."""
     map_.note(State.ABORTED)
     if _is_still(names, map_):
         names.remove(names.data)
+        if map_.plan.sidecar and not sealed:
+            names.remove(names.sidecar(map_.inode[1]))
         names.remove(names.map)
 
 
-def sweep(names: Names) -> bool:
+def sweep(names: Names, leftovers: Leftovers | None = None) -> bool:
     """Remove maps whose making was cut short, and old probes; return whether one is being made."""
     being_made = False
-    for name in names.probes():
+    leftovers = leftovers or names.leftovers()
+    for name in leftovers.probes:
         found = names.stat(name)
         if found is not None and time.time() - found.st_mtime > _PROBE_S:
             names.remove(name)
-    for name in names.unfinished_maps():
+    for name in leftovers.maps:
         try:
             fd = files.open_file(names.dirfd, name, os.O_RDWR)
         except OSError:  # gone, or nothing of ours
@@ -371,7 +387,7 @@ def _take_over(names: Names, map_: Map, boot_id: bytes) -> tuple[Map, int] | Non
     if names.is_inode(names.final, map_.inode):
         if map_.plan.durable:
             files.sync_dir(names.dirfd, journaled=is_journaled(names.dirfd))
-        _drop(names, map_)
+        _drop(names, map_, sealed=True)
         map_.close()
         return None
     if map_.state in (State.PREPARING, State.ABORTED) or not names.exists(names.data):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -80,20 +80,25 @@ def test_a_store_is_its_users_alone(
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_shared_file_is_its_users_alone(mask: int, tmp_path: Path) -> None:
-    """While it is written, when it is sealed, and when its writer has died: nobody else's."""
+    """While it is written, and when its writer has died: nobody else's. Sealed it may be read."""
     folder = tmp_path / "all"
     folder.mkdir(mode=0o700)
-    for seals in (True, False):
-        with (
-            watched(folder, mask),
-            kvio.SharedFile.create(
-                folder / f"file{seals}", 10_000, writers=2, durability="visible"
-            ) as file,
-        ):
-            file.pwrite(bytes(10_000), 0)
-            look(folder)
-            if seals:
-                file.seal()
+    options: dict[str, Any] = {"writers": 2, "durability": "visible", "layout": "plain", "sidecar": True}
+    with watched(folder, mask):
+        for file_mode in (0o400, None):
+            path = folder / f"file{file_mode}"
+            with kvio.SharedFile.create(path, 10_000, file_mode=file_mode, **options) as file:
+                file.pwrite(bytes(10_000), 0)
+                look(folder)
+                if file_mode:
+                    file.seal()
+    with faultlab.umask(mask), kvio.SharedFile.create(folder / "read", 1, **options) as file:
+        file.pwrite(b"x", 0)
+        file.seal()
+    sealed = [path for path in folder.iterdir() if "read" in path.name]
+    assert len(sealed) == 2
+    for path in sealed:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o400 | 0o444 & ~mask
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -8,7 +8,7 @@ import signal
 import struct
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -62,7 +62,13 @@ def _cases() -> Iterator[Case]:
         yield Case(mode, "odd-sizes", size, piece, {"sizes": odd})
 
 
-CASES: Final = tuple(_cases())
+def _beside(case: Case) -> Case:
+    return replace(case, layout="sidecar", options={"layout": "plain", "sidecar": True})
+
+
+_WITHIN: Final = tuple(_cases())
+#: Each mode with its checksums in the file, and last with those beside it.
+CASES: Final = (*_WITHIN, *(_beside(case) for case in _WITHIN[::3]))
 _PATTERN = random.Random(6).randbytes(8_000_000)
 
 
@@ -229,14 +235,21 @@ def _cells(ending: Ending, sizes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 def check_whole(path: Path, payload: bytes) -> None:
     """Check every byte of a sealed file: payload, padding, checksums, trailer."""
     content = path.read_bytes()
-    ending, table = _ending(content)
+    beside = sidecar_of(path)
+    if beside.exists():
+        ending, table = _ending(beside.read_bytes())
+        assert content == payload, f"{path} is torn"
+        assert beside.stat().st_size == 64 + len(table) + 96
+        assert beside.stat().st_mode == path.stat().st_mode
+    else:
+        ending, table = _ending(content)
+        assert content[: ending.size] == payload, f"{path} is torn"
+        assert not any(content[ending.size : -96 - len(table)]), "the padding is not zero"
     assert ending.size == len(payload)
-    assert content[: ending.size] == payload, f"{path} is torn"
-    assert not any(content[ending.size : -96 - len(table)]), "the padding is not zero"
     sizes = struct.unpack(f"<{ending.nsizes}Q", table[: 8 * ending.nsizes])
     sums = struct.unpack(f"<{ending.cells}I", table[8 * ending.nsizes :])
     assert sums == tuple(crc32c(payload[a:b]) for a, b in _cells(ending, sizes))
-    assert path.stat().st_mode & 0o7777 == 0o400
+    assert path.stat().st_mode & 0o7777 == sealed_mode()
 
 
 def check_name(path: Path, payload: bytes) -> bool:
@@ -266,6 +279,32 @@ def forge_boot(map_path: Path) -> None:
 def map_of(path: Path) -> Path:
     """Say where the map of a file lies while it is written."""
     return path.with_name(f".{path.name}.kvio-map")
+
+
+def sidecar_of(path: Path) -> Path:
+    """Say where the checksums of a plain sealed file lie."""
+    return path.with_name(f".{path.name}.kvio-sums.{path.stat().st_ino:016x}")
+
+
+def names_of(path: Path) -> list[str]:
+    """List the names that a sealed file has, none if there is no file: what may stay of it."""
+    if not path.exists():
+        return []
+    beside = sidecar_of(path)
+    return sorted([path.name, beside.name] if beside.exists() else [path.name])
+
+
+def remove(path: Path) -> None:
+    """Remove a sealed file with all its names."""
+    for name in names_of(path):
+        path.with_name(name).unlink()
+
+
+def sealed_mode() -> int:
+    """Say what permissions a sealed file has by default: what the umask leaves of reading."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return 0o400 | 0o444 & ~umask
 
 
 def data_of(path: Path) -> Path:
