@@ -83,7 +83,12 @@ def test_a_shared_file_is_its_users_alone(mask: int, tmp_path: Path) -> None:
     """While it is written, and when its writer has died: nobody else's. Sealed it may be read."""
     folder = tmp_path / "all"
     folder.mkdir(mode=0o700)
-    options: dict[str, Any] = {"writers": 2, "durability": "visible", "layout": "plain", "sidecar": True}
+    options: dict[str, Any] = {
+        "writers": 2,
+        "durability": "visible",
+        "layout": "plain",
+        "sidecar": True,
+    }
     with watched(folder, mask):
         for file_mode in (0o400, None):
             path = folder / f"file{file_mode}"
