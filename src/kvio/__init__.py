@@ -48,7 +48,13 @@ from kvio.types import (
 )
 
 if TYPE_CHECKING:
-    from kvio.sharedfile import Extent, Missing, SharedFile, SharedFileOptions
+    from kvio.sharedfile import (
+        Extent,
+        Missing,
+        SharedFile,
+        SharedFileOptions,
+        SharedFileStatus,
+    )
     from kvio.wrappers.staging import (
         StagedFile,
         StagedReader,
@@ -89,6 +95,7 @@ __all__ = [
     "RootMovedError",
     "SharedFile",
     "SharedFileOptions",
+    "SharedFileStatus",
     "StagedFile",
     "StagedReader",
     "StagedReceipt",
@@ -112,7 +119,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_SHAREDFILE = ("Extent", "Missing", "SharedFile", "SharedFileOptions")
+_SHAREDFILE = ("Extent", "Missing", "SharedFile", "SharedFileOptions", "SharedFileStatus")
 _STAGING = (
     *("StagedFile", "StagedReader", "StagedReceipt", "StagedResult", "StagingTier", "TierStats"),
     "stage",

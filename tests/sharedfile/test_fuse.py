@@ -289,7 +289,7 @@ def test_a_map_that_was_opened_by_its_link_is_opened_again(
 ) -> None:
     """A recovery does not take the file from its creator, which has gone on since."""
     path = place / "f"
-    open_map, opened = steps._open_map, list[bool]()
+    open_map, opened = steps.find_map, list[bool]()
     with stopped_creator(path, tmp_path / "log") as creator:
 
         def slowly(names: Names) -> Map:
@@ -299,7 +299,7 @@ def test_a_map_that_was_opened_by_its_link_is_opened_again(
                 creator.go_on()
             return map_
 
-        monkeypatch.setattr(steps, "_open_map", slowly)
+        monkeypatch.setattr(steps, "find_map", slowly)
         with pytest.raises(kvio.BlockExistsError, match="is being written"):
             SharedFile.recover(path)
         creator.seal()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 import kvio
-from kvio.cli import blocks, checks, experiments, media, placement, staging
+from kvio.cli import blocks, checks, experiments, media, placement, shared, staging
 from kvio.cli.output import INTERRUPTED, complain, forget_stdout, guarded
 
 _EPILOG: Final = """\b
@@ -78,6 +78,7 @@ _register(
     )
 )
 app.add_typer(experiments.experiment, name="experiment")
+app.add_typer(shared.shared, name="shared")
 
 
 def run(arguments: Sequence[str]) -> int:

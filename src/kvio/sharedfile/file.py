@@ -18,6 +18,7 @@ from kvio.sharedfile.layout import Extent, Layout, Missing
 from kvio.sharedfile.map import CANNOT_WRITE, Map, State
 from kvio.sharedfile.opening import Opened, Path
 from kvio.sharedfile.reading import Reader, open_checked
+from kvio.sharedfile.status import SharedFileStatus
 from kvio.sharedfile.submitting import Submitter
 from kvio.sharedfile.writing import Writer
 from kvio.types import MiB, Receipt, Verify
@@ -175,6 +176,17 @@ class SharedFile:
         """
         return retrying(lambda: cls(opening.recover(path, io_threads, placement)))
 
+    @classmethod
+    def status(cls, path: Path) -> SharedFileStatus:
+        """Look at what stands at a path, without joining it or taking it over.
+
+        Raises:
+            BlockNotFoundError: there is no shared file, neither sealed nor being written.
+            CorruptBlockError: what is there cannot be read as one.
+            AccessDeniedError: it is being written by another user.
+        """
+        return retrying(lambda: opening.status(path))
+
     def __del__(self) -> None:
         """Warn that it was not closed, and close it when its queued writes have ended."""
         if not getattr(self, "_closed", "not made"):
@@ -213,6 +225,20 @@ class SharedFile:
         if rank is None:
             raise ConfigError("this handle has no rank of its own: name one")
         return self._layout.domain(rank)
+
+    def cells(self, rank: int | None = None) -> list[Extent]:
+        """List the pieces that have a checksum each, of a rank or of all, in file order.
+
+        Raises:
+            ConfigError: there is no such rank.
+        """
+        layout = self._layout
+        if rank is None:
+            return [Extent(start, end - start) for _, _, start, end in layout.all_cells()]
+        layout.check_rank(rank)
+        stripes = layout.stripes_of(rank)
+        cells = (cell for stripe in stripes for cell in layout.cells_of(stripe))
+        return [Extent(start, end - start) for _, start, end in cells]
 
     def pwrite(self, data: Data, offset: int) -> int:
         """Write all bytes of *data* at *offset* of the file; the count.

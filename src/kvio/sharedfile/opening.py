@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvio.sharedfile import planning, steps
 from kvio.sharedfile.map import Map
 from kvio.sharedfile.names import Names, open_names
+from kvio.sharedfile.status import SharedFileStatus, status_of
 from kvio.types import Verify
 
 if TYPE_CHECKING:
@@ -101,6 +102,15 @@ def recover(path: Path, io_threads: int, placement: Placement | None) -> Opened:
         names=names, map=found[0], fd=found[1], seals=True, reason="after a recovery",
         io_threads=io_threads, on_start=on_start,
     )  # fmt: skip
+
+
+def status(path: Path) -> SharedFileStatus:
+    """Look at a path; see `SharedFile.status`."""
+    names = open_names(path)
+    try:
+        return status_of(names)
+    finally:
+        names.close()
 
 
 def sealed(path: Path, verify: Verify) -> Opened:

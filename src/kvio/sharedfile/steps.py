@@ -244,7 +244,7 @@ def sweep(names: Names, leftovers: Leftovers | None = None) -> bool:
     return being_made
 
 
-def _open_map(names: Names) -> Map:
+def find_map(names: Names) -> Map:
     """Open the map of a file that is being written.
 
     While `files.move` gives the map its name by a link, a FUSE server may have another inode under
@@ -285,7 +285,7 @@ def _open_settled_map(names: Names) -> Map:
     """
     seen = b""
     while True:
-        map_ = _open_map(names)
+        map_ = find_map(names)
         if map_.state is not State.PREPARING or map_.plan.file_id == seen:
             return map_
         seen = map_.plan.file_id
@@ -338,7 +338,7 @@ def join(names: Names, boot_id: bytes) -> tuple[Map, int]:
         CorruptBlockError: its map is damaged or of another version.
     """
     with typed(names, "open"):
-        map_ = _open_map(names)
+        map_ = find_map(names)
         try:
             if map_.state is State.PREPARING:
                 raise FileNotFoundError(errno.ENOENT, "not ready")

@@ -214,7 +214,7 @@ def test_a_newer_creators_map_is_left_alone(
     path = disk_path / "f"
     file = BUFFERED.create(path)
     kills.write_missing(file, None, BUFFERED.payload)
-    open_map = steps._open_map
+    open_map = steps.find_map
 
     def slowly(names: Names) -> Map:
         opened = open_map(names)
@@ -230,7 +230,7 @@ def test_a_newer_creators_map_is_left_alone(
         kills.data_of(path).unlink()  # as if it had not come that far
         return opened
 
-    monkeypatch.setattr(steps, "_open_map", slowly)
+    monkeypatch.setattr(steps, "find_map", slowly)
     before = None
     try:
         SharedFile.recover(path).close()

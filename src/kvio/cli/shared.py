@@ -1,0 +1,198 @@
+"""shared: look at, check, finish and remove shared files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+import kvio
+from kvio.cli.output import (
+    BAD_BLOCK,
+    bytes_bar,
+    complain,
+    default_threads,
+    format_bytes,
+    format_checksum,
+    guarded,
+    in_threads,
+    print_line,
+)
+
+_NAMED_AT_MOST: Final = 20
+
+PathArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="PATH", help="Where the file stands, or will when it is sealed.")
+]
+
+shared = typer.Typer()
+
+
+@shared.callback(invoke_without_command=True)
+def _shared(context: typer.Context) -> None:
+    """Look at, check, finish and remove shared files.
+
+    A shared file is one file that many processes write, each its own part; see docs/sharedfile.md.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def status(
+    path: PathArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Say how far a file has come, who writes it, and what is missing.
+
+    Changes nothing. Exit status 0: there is such a file, sealed or not; 1: there is none, or it
+    cannot be read.
+    """
+    found = kvio.SharedFile.status(path)
+    if as_json:
+        print_line(json.dumps({**dataclasses.asdict(found), "owed_bytes": found.owed_bytes}))
+        return
+    print_line(f"{found.path}: {_in_words(found)}")
+    kept = {"file": "in the file", "sidecar": "in a sidecar", "none": "none"}[found.checksums]
+    print_line(f"  size       {format_bytes(found.size)} ({found.size} bytes)")
+    print_line(f"  writers    {found.writers}")
+    print_line(f"  checksums  {kept}")
+    for rank, nbytes in islice(found.owed.items(), _NAMED_AT_MOST):
+        writes = "being written" if rank in found.writing else "nobody writes it"
+        print_line(f"  rank {rank:<5} {writes}, {format_bytes(nbytes)} missing")
+    if len(found.owed) > _NAMED_AT_MOST:
+        print_line(f"  and {len(found.owed) - _NAMED_AT_MOST} more ranks")
+    for rank, number in found.failures.items():
+        print_line(f"  rank {rank:<5} failed: {os.strerror(number)}")
+    if found.state != "sealed" and not found.sealer:
+        print_line(f"  nobody seals it: kvio shared recover {path}, or kvio shared abort {path}")
+
+
+def _in_words(found: kvio.SharedFileStatus) -> str:
+    if found.state == "sealed":
+        return "sealed"
+    if not found.this_boot:
+        return "left unfinished before this machine was started, or on another one"
+    if found.state == "failed":
+        return "cannot be finished: I/O failed; abort it"
+    doing = {
+        "preparing": "being created",
+        "open": "being written",
+        "sealing": "being sealed",
+        "aborted": "being removed",
+    }[found.state]
+    if not found.sealer:
+        doing = "left unfinished by a process that is gone"
+    rest = f"{format_bytes(found.owed_bytes)} missing" if found.owed else "nothing missing"
+    return f"{doing}, {rest}"
+
+
+def verify(
+    path: PathArgument,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Pieces to check at once; default: by processors."),
+    ] = None,
+) -> None:
+    """Check every byte of a sealed file.
+
+    Prints each bad piece, then a summary. Exit status 0: all are good; 1: bytes are not those that
+    were written, or there is no such file; 2: it has no checksums.
+    """
+    with kvio.SharedFile.open(path) as file:
+        if kvio.SharedFile.status(path).checksums == "none":
+            raise kvio.UnsupportedError(f"{path} was written without checksums: nothing to verify")
+        bad = 0
+        with bytes_bar("verifying", file.size) as done:
+            for piece, error in in_threads(
+                _checker(file), file.cells(), threads or default_threads()
+            ):
+                done(piece.nbytes)
+                if error is not None:
+                    bad += 1
+                    print_line(f"bad {error}")
+        print_line(f"{path}: {len(file.cells())} pieces checked, {bad} bad")
+    if bad:
+        raise typer.Exit(BAD_BLOCK)
+
+
+def _checker(
+    file: kvio.SharedFile,
+) -> Callable[[kvio.Extent], tuple[kvio.Extent, kvio.KvioError | None]]:
+    def check(piece: kvio.Extent) -> tuple[kvio.Extent, kvio.KvioError | None]:
+        try:
+            file.pread_into(bytearray(piece.nbytes), piece.offset)
+        except (kvio.CorruptBlockError, kvio.StorageError) as exc:
+            return piece, exc
+        return piece, None
+
+    return check
+
+
+def recover(path: PathArgument) -> None:
+    """Finish a file whose creator is gone, if every byte of it was written.
+
+    What was written is read again from the medium and compared with its checksums; then the file
+    is sealed. Where bytes are missing nothing is changed. Exit status 0: the file is sealed; 1: it
+    is not, and what is missing is printed.
+    """
+    file = kvio.SharedFile.recover(path)
+    with closing(file):  # by itself it would be aborted where an exception ends the block
+        if file.mode is None:
+            print_line(f"{path} was sealed already")
+            return
+        missing = file.missing()
+        if missing:
+            _name_missing(path, missing)
+            raise typer.Exit(BAD_BLOCK)
+        receipt = file.seal()
+        print_line(
+            f"sealed {path}: {receipt.nbytes} bytes, {receipt.level}, "
+            f"crc32c {format_checksum(receipt.checksum)}"
+        )
+
+
+def _name_missing(path: str, missing: Sequence[kvio.Missing]) -> None:
+    for rank, offset, nbytes in missing[:_NAMED_AT_MOST]:
+        print_line(f"missing {nbytes} bytes from {offset}, of rank {rank}")
+    if len(missing) > _NAMED_AT_MOST:
+        print_line(f"and {len(missing) - _NAMED_AT_MOST} more pieces")
+    nbytes = sum(piece.nbytes for piece in missing)
+    complain(
+        f"{path} lacks {format_bytes(nbytes)}: write them with SharedFile.recover, or "
+        f"remove what there is: kvio shared abort {path}"
+    )
+
+
+def abort(path: PathArgument) -> None:
+    """Remove all there is of a file that was not sealed and whose creator is gone.
+
+    A file that is being written, and one that was sealed, are left alone. Exit status 0: it is
+    gone; 1: there was none; 2: it is being written, sealed, or cannot be removed.
+    """
+    state = kvio.SharedFile.status(path).state
+    if state == "sealed":
+        raise kvio.BlockExistsError(f"{path} is sealed: remove it as any file", key=path)
+    try:
+        file = kvio.SharedFile.recover(path)
+    except kvio.BlockNotFoundError:  # it was being removed already: that was carried through
+        print_line(f"removed what was left of {path}")
+        return
+    with file:
+        file.abort()
+    print_line(f"removed what was left of {path}")
+
+
+COMMANDS: Final = (
+    ("status", status, "  kvio shared status ckpt.bin\n  kvio shared status ckpt.bin --json"),
+    ("verify", verify, "  kvio shared verify ckpt.bin && echo clean"),
+    ("recover", recover, "  kvio shared recover ckpt.bin"),
+    ("abort", abort, "  kvio shared abort ckpt.bin"),
+)
+for _name, _command, _epilog in COMMANDS:
+    shared.command(_name, epilog=f"\b\nExamples:\n{_epilog}")(guarded(_command))
