@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -58,6 +59,17 @@ class TestS3(BackendTests):
             layout=self.layout,
             options={"part_bytes": 5 * MiB},
         )
+
+    def test_the_time_of_a_block_is_what_the_server_says(self, tmp_path: Path) -> None:
+        """In the same request as the rest: `kvio ls -l` shows it."""
+        began = time.time()
+        with self.open(tmp_path) as store:
+            store.write_block("block", b"x")
+            mtime_ns = store.stat_block("block").mtime_ns
+
+        assert mtime_ns is not None
+        # Servers keep whole seconds, and a clock of their own.
+        assert began - 5 <= mtime_ns / 1e9 <= time.time() + 5
 
     def _name(self, store: kvio.Store, key: str) -> str:
         return f"{store.url.path.strip('/')}/{key}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -161,7 +161,8 @@ class Boto3Objects:
                     raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
                 with self._limit.watch(_shutdown(stream)):
                     end = bytes(stream.read())
-            return end[-nbytes:], Got(len(end), _total(answer), answer["ETag"])
+            got = Got(len(end), _total(answer), answer["ETag"], _changed(answer))
+            return end[-nbytes:], got
 
         try:
             return self._ask(get, Key=name, Range=f"bytes=-{nbytes}")
@@ -173,8 +174,7 @@ class Boto3Objects:
     def head(self, name: str) -> Head:
         """Ask for an object's length."""
         answer = self._ask(self._client.head_object, Key=name)
-        mtime_ns = int(answer["LastModified"].timestamp()) * 10**9
-        return Head(int(answer["ContentLength"]), mtime_ns, answer["ETag"])
+        return Head(int(answer["ContentLength"]), _changed(answer), answer["ETag"])
 
     def delete(self, name: str) -> None:
         """Remove an object."""
@@ -282,6 +282,10 @@ def _checksum(crc32c: int | None) -> dict[str, Any]:
     if crc32c is None:
         return {}
     return {"ChecksumCRC32C": base64.b64encode(struct.pack(">I", crc32c)).decode("ascii")}
+
+
+def _changed(answer: Mapping[str, Any]) -> int:
+    return int(answer["LastModified"].timestamp()) * 10**9
 
 
 def _total(answer: dict[str, Any]) -> int:

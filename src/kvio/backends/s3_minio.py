@@ -15,6 +15,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO, ClassVar, Final, TypeVar, cast
 from xml.etree import ElementTree as ET
 
@@ -168,7 +169,8 @@ class MinioObjects:
                     raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
                 with self._limit.watch(getattr(answer, "shutdown", None)):
                     end = answer.read(cache_content=False)
-                return end[-nbytes:], Got(len(end), _total(answer), answer.headers.get("ETag"))
+                etag, changed = answer.headers.get("ETag"), answer.headers.get("Last-Modified")
+                return end[-nbytes:], Got(len(end), _total(answer), etag, _when(changed))
 
         try:
             return _ask(get)
@@ -281,6 +283,15 @@ def _checksum(crc32c: int | None) -> dict[str, Any] | None:
         return None
     value = base64.b64encode(struct.pack(">I", crc32c)).decode("ascii")
     return {"x-amz-checksum-crc32c": value}
+
+
+def _when(changed: str | None) -> int | None:
+    """Read the time of a header in nanoseconds since 1970; None: it says none."""
+    if changed is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return int(parsedate_to_datetime(changed).timestamp()) * 10**9
+    return None
 
 
 def _total(answer: Any) -> int:

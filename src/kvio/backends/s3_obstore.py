@@ -189,7 +189,9 @@ class ObstoreObjects:
             if last - first > nbytes:
                 raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
             end = bytes(answer.buffer())
-            return end[-nbytes:], Got(len(end), answer.meta["size"], answer.meta["e_tag"])
+            meta = answer.meta
+            changed = int(meta["last_modified"].timestamp()) * 10**9
+            return end[-nbytes:], Got(len(end), meta["size"], meta["e_tag"], changed)
 
         try:
             return _ask(get)

@@ -61,7 +61,7 @@ def end(get: Get, head: Callable[[], Head], nbytes: int) -> tuple[bytes, Got]:
         start = max(0, standing.nbytes - nbytes)
         wanted = standing.nbytes - start
         if not wanted:
-            return b"", Got(0, standing.nbytes, standing.etag)
+            return b"", Got(0, standing.nbytes, standing.etag, standing.mtime_ns)
         try:
             found = b"".join(get(start, wanted + 1))  # one more shows that it is longer by now
         except Refused as refused:
@@ -69,7 +69,7 @@ def end(get: Get, head: Callable[[], Head], nbytes: int) -> tuple[bytes, Got]:
                 raise
             continue  # it is shorter by now
         if len(found) == wanted:
-            return found, Got(wanted, standing.nbytes, standing.etag)
+            return found, Got(wanted, standing.nbytes, standing.etag, standing.mtime_ns)
         if len(found) < wanted and head() == standing:  # not replaced: the answer is short
-            return found, Got(len(found), standing.nbytes, standing.etag)
+            return found, Got(len(found), standing.nbytes, standing.etag, standing.mtime_ns)
     raise Refused(Condition.CONFLICT, "the object was replaced while its end was read")

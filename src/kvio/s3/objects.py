@@ -45,11 +45,12 @@ UNKNOWN: Final = -1
 
 
 class Got(NamedTuple):
-    """An answer to a read: bytes that were filled in, the object's length, its ETag if known."""
+    """An answer to a read: bytes filled in, the object's length, its ETag and time if known."""
 
     nbytes: int
     total: int
     etag: str | None = None
+    mtime_ns: int | None = None
 
 
 class Head(NamedTuple):

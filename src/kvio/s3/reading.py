@@ -63,7 +63,7 @@ class Reader:
             cancel=cancel,
         )
         trailer = trailers.judge(end, total=got.total, namespace=self._options.namespace, key=key)
-        stat = BlockStat(key, trailer.nbytes, trailer.checksum, got.total, None)
+        stat = BlockStat(key, trailer.nbytes, trailer.checksum, got.total, got.mtime_ns)
         return stat, Head(got.total, None, got.etag)
 
     def whole(
