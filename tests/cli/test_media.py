@@ -54,7 +54,7 @@ class TestMedia:
 
     def test_tune_writes_what_show_prints(self, tunable: Path) -> None:
         """The file is private, the tables fit 80 columns, and hybrid stores go by it."""
-        tuned = run("tune", tunable, "--budget", "1s", "--max-bytes", "64MiB", "--io-threads", 2)
+        tuned = run("tune", tunable, "--budget", "20s", "--max-bytes", "64MiB", "--io-threads", 2)
         shown = run("tune", tunable, "--show")
         file = tunable / ".kvio-calibration.json"
 
@@ -65,9 +65,20 @@ class TestMedia:
         assert os.listdir(tunable) == [file.name]
         assert b"tuned" in run("put", tunable, "k", stdin=b"x").stdout
 
+    def test_what_decides_nothing_is_not_written(self, tunable: Path) -> None:
+        """One round says nothing: the reason in one line, and a calibration that stands stays."""
+        file = tunable / ".kvio-calibration.json"
+        file.write_text("as it was")
+        done = run("tune", tunable, "--budget", "0.0001s")
+
+        assert "so nothing was decided; allow more" in complaint(done, 2)
+        assert b"too few rounds" in done.stdout
+        assert file.read_text() == "as it was"
+        assert os.listdir(tunable) == [file.name]
+
     def test_a_dry_run_writes_nothing(self, tunable: Path) -> None:
         """The tables are printed, the directory stays empty, and --show has nothing to show."""
-        done = run("tune", tunable, "--dry-run", "--budget", "0.5s", "--max-bytes", "32MiB")
+        done = run("tune", tunable, "--dry-run", "--budget", "20s", "--max-bytes", "32MiB")
 
         assert b"not written" in done.stdout
         assert os.listdir(tunable) == []

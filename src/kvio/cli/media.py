@@ -12,7 +12,7 @@ from rich.progress import TimeElapsedColumn
 from kvio import doctor as doctors
 from kvio import tuning
 from kvio.cli import tables
-from kvio.cli.output import complain, parse_duration, print_line, progress_bar
+from kvio.cli.output import FAILED, complain, parse_duration, print_line, progress_bar
 
 Durability: TypeAlias = Literal["visible", "durable"]
 
@@ -75,13 +75,20 @@ def tune(
     Finds out when bypassing the page cache pays, for the hybrid backend: writes and cold
     reads of 4 KiB to 64 MiB are timed, one at a time and many at once, in every I/O mode the
     medium has, by turns. The result is a small file in PATH that hybrid stores opened there
-    go by. Blocks are written to a private directory that is removed again, also on Ctrl-C.
+    go by; where nothing could be decided it is not written, and the exit status is 2.
+    Blocks are written to a private directory that is removed again, also on Ctrl-C.
     """
     if show:
         tables.print_tuning(tuning.load(path))
         return
     result = _measure(path, parse_duration(budget), max_bytes, io_threads, writes.value)
     tables.print_tuning(result)
+    if not result.decides:
+        complain(
+            f"not written: no size had {tuning.MIN_ROUNDS} rounds within --budget {budget} and "
+            f"--max-bytes {max_bytes}, so nothing was decided; allow more"
+        )
+        raise typer.Exit(FAILED)
     if dry_run:
         print_line("\nnot written (--dry-run)")
     else:

@@ -30,7 +30,16 @@ from kvio.errors import ConfigError, UnsupportedError, storage_error
 from kvio.medium import Medium, examine
 from kvio.policies import Calibration, dump_calibration, load_calibration
 from kvio.tuning.choosing import DIRECTIONS, calibrate, crossings
-from kvio.tuning.measuring import MAX_TRIAL_BYTES, SIZES, Bench, Budget, Cell, Report, Schedule
+from kvio.tuning.measuring import (
+    MAX_TRIAL_BYTES,
+    MIN_ROUNDS,
+    SIZES,
+    Bench,
+    Budget,
+    Cell,
+    Report,
+    Schedule,
+)
 from kvio.types import Durability, IOMode, KiB
 from kvio.url import parse_size
 
@@ -46,6 +55,11 @@ class Tuning:
 
     calibration: Calibration
     measured: dict[str, Any]
+
+    @property
+    def decides(self) -> bool:
+        """Whether any size had rounds enough: else it is the default, whatever was measured."""
+        return any(cell["rounds"] >= MIN_ROUNDS for cell in self.measured["cells"])
 
     def dump(self) -> str:
         """Give both as the text of a calibration file."""
