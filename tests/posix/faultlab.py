@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import re
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -91,10 +92,28 @@ def unseal(content: bytes, key: str, *, namespace: str = "") -> bytes:
     return payload
 
 
+@contextmanager
+def opened(root: Path, path: Path) -> Iterator[None]:
+    """Look, as root can anyway, into directories below *root* that a umask has closed to us."""
+    closed: list[tuple[Path, int]] = []
+    try:
+        for name in reversed([parent for parent in path.parents if parent.is_relative_to(root)]):
+            mode = stat.S_IMODE(name.stat().st_mode)
+            if mode & 0o500 != 0o500:
+                closed.append((name, mode))
+                name.chmod(0o700)
+        yield
+    finally:
+        for name, mode in reversed(closed):
+            name.chmod(mode)
+
+
 def peek(root: Path, key: str, *, layout: str = "block", namespace: str = "") -> bytes | None:
     """Give a key's payload as it lies on the medium; None where there is no file."""
+    path = file_of(root, key, layout=layout, namespace=namespace)
     try:
-        content = file_of(root, key, layout=layout, namespace=namespace).read_bytes()
+        with opened(root, path):
+            content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     return content if layout == "plain" else unseal(content, key, namespace=namespace)

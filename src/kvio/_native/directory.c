@@ -74,11 +74,12 @@ int kvio_sync_file(kvio_call *call, kvio_op *op)
 static int open_component(kvio_call *call, int parent, const char *name)
 {
 	const int flags = O_DIRECTORY | O_NOFOLLOW | O_RDONLY;
-	int fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0);
+	int fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0), r;
 
-	if (fd == -EACCES && !(call->flags & KVIO_READ_ONLY) &&
-	    !repair_closed(call, parent, name))
-		fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0);
+	if (fd == -EACCES && !(call->flags & KVIO_READ_ONLY)) {
+		r = repair_closed(call, parent, name);	/* -EACCES: nothing to repair */
+		fd = r < 0 ? r : sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name, flags, 0);
+	}
 	return fd;
 }
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,10 @@ def serving(
     """Run a daemon in this process; at the end it stores everything."""
     options.setdefault("drain_threads", 2)
     populate = options.pop("populate", False)
-    with socket_path() as own:
+    with socket_path() if path is None else nullcontext(path) as where:
         daemon = StageDaemon(
             store,
-            path or own,
+            where,
             capacity_bytes=parse_size(capacity),
             options=TierOptions(**options),
             populate=populate,
