@@ -20,6 +20,7 @@ from kvio.descriptors import SHARED
 from .faults.reporting import pytest_terminal_summary as pytest_terminal_summary
 from .media import IN_MEMORY, filesystem_of
 from .posix import mounts
+from .skips import pytest_sessionfinish as pytest_sessionfinish
 
 #: A third party's distribution with tests of its own; tests/test_registry.py installs it.
 collect_ignore = ["plugin_dist"]
@@ -60,6 +61,24 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     os.close(config.stash[_STDERR])
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark `root` what needs a journal where the disk has none: root alone can mount one."""
+    if mounts.has_journal(parent_of(config)):
+        return
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        variant = parameters.get("variant") if "directories" in names else None
+        if "journaled_disk" in names or (variant and variant.needs_journal):
+            item.add_marker("root")
+
+
+def parent_of(config: pytest.Config) -> Path:
+    """Return the directory under which stores on disk are made."""
+    return Path(config.getoption("--kvio-test-dir") or tempfile.gettempdir()).resolve()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:
     """Print the traceback of all threads at nine tenths of the test's timeout.
@@ -83,7 +102,7 @@ def pytest_timeout_cancel_timer() -> Generator[None, object, object]:
 @pytest.fixture(scope="session")
 def disk_parent(request: pytest.FixtureRequest) -> Path:
     """Give the directory under which stores on disk are made."""
-    return Path(request.config.getoption("--kvio-test-dir") or tempfile.gettempdir()).resolve()
+    return parent_of(request.config)
 
 
 @pytest.fixture(scope="session")

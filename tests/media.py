@@ -34,6 +34,11 @@ class Variant:
         """Direct I/O and durability mean nothing in memory."""
         return self.backend == "posix-direct" or self.durability == "durable"
 
+    @property
+    def needs_journal(self) -> bool:
+        """Durable blocks are synced without a name on a disk with a journal alone."""
+        return (self.publish, self.durability) == ("tmpfile", "durable")
+
     def url(self, root: Path, **options: object) -> str:
         """Give the URL of a store below *root*; small limits make small blocks cross them."""
         given = {

@@ -61,7 +61,7 @@ class TestPosix(PosixHooks, BackendTests):
     def tmp_path(self, variant: Variant, directories: dict[Variant, Path]) -> Iterator[Path]:
         """Use one directory a variant, emptied after each test: making 272 of them takes time."""
         if variant not in directories:
-            pytest.skip("needs a disk with a journal, or root to mount one")
+            pytest.skip("needs root, to mount a file system with a journal")
         yield directories[variant]
         if variant.layout == "block":
             remove_files(directories[variant])
@@ -71,10 +71,7 @@ class TestPosix(PosixHooks, BackendTests):
 
 @pytest.fixture(scope="module")
 def directories(disk_parent: Path) -> Iterator[dict[Variant, Path]]:
-    """Yield a directory for each variant, on a disk where there is one.
-
-    Durable blocks are synced without a name on a disk with a journal alone.
-    """
+    """Yield a directory for each variant, on a disk where there is one."""
     with ExitStack() as stack:
         given = tempfile.TemporaryDirectory(prefix="kvio-test-", dir=disk_parent)
         parent = Path(stack.enter_context(given))
@@ -83,8 +80,7 @@ def directories(disk_parent: Path) -> Iterator[dict[Variant, Path]]:
             journaled = stack.enter_context(mounts.journaled(parent))
         paths = {}
         for variant in VARIANTS:
-            synced_nameless = (variant.publish, variant.durability) == ("tmpfile", "durable")
-            place = journaled if synced_nameless else parent
+            place = journaled if variant.needs_journal else parent
             if place is not None:
                 paths[variant] = place / str(variant)
                 paths[variant].mkdir()

@@ -112,6 +112,7 @@ def test_pieces_that_are_left_unread_do_not_hold_up_close(store: kvio.Store, nby
         next(pieces)
 
 
+@pytest.mark.root
 def test_a_place_for_the_bytes_that_is_full_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def test_what_no_memory_holds_is_stored_and_comes_back(
     assert (compared.returncode, reader.returncode) == (0, 0)
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("options", ["", "durability=durable", "publish=rename"])
 def test_an_input_without_end_ends_with_the_disk_and_leaves_nothing(
     tmp_path: Path, options: str

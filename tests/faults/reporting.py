@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.faults import sizes, totals
+from tests.skips import reason_of
 
 #: Where the totals are written as JSON.
 VARIABLE: Final = "KVIO_FAULTS_RESULTS"
@@ -52,9 +53,3 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
             date=time.strftime("%Y-%m-%d"),
             status=int(exitstatus),
         )
-
-
-def reason_of(report: Any) -> str:
-    """Give the reason of a skip."""
-    *_, reason = report.longrepr
-    return str(reason).removeprefix("Skipped: ")

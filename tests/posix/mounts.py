@@ -65,7 +65,12 @@ def loop_filesystem(
 
 
 def has_journal(directory: Path) -> bool:
-    """Return whether a file synced without a name keeps its bytes: xfs, or a jbd2 journal."""
+    """Return whether a file synced without a name keeps its bytes: xfs, or a jbd2 journal.
+
+    Without /proc nobody knows.
+    """
+    if not os.path.exists("/proc/self/mountinfo"):
+        return False
     device = os.stat(directory).st_dev
     name = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve().name
     journals = list(Path("/proc/fs/jbd2").glob(f"{name}-*"))  # jbd2 has a directory for each

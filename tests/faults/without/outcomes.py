@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.faults.reporting import reason_of
+from tests.skips import reason_of
 
 VARIABLE: Final = "KVIO_OUTCOMES"
 #: Set: stores publish by O_TMPFILE alone, as the variants of the suite have it.

@@ -96,7 +96,11 @@ def vanished(world: World, plain: dict[str, str], found: dict[str, str]) -> list
 
 
 @pytest.mark.timeout(3300)
-@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+@pytest.mark.parametrize(
+    "world",
+    [pytest.param(world, marks=[pytest.mark.root] * world.needs_root) for world in WORLDS],
+    ids=lambda world: world.name,
+)
 def test_the_suite_passes_without(
     world: World, nosupport: Path, plain: dict[str, str], disk_path: Path, tally: Tally
 ) -> None:

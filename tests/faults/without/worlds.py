@@ -67,10 +67,15 @@ class World(NamedTuple):
         others = [*([] if self.proc else ["proc"]), *([f"uid={self.uid}"] if self.uid else [])]
         return [*self.refusals, *others]
 
+    @property
+    def needs_root(self) -> bool:
+        """Mounts, and being somebody else."""
+        return not self.proc or bool(self.uid) or self.place is not None
+
     def check(self) -> None:
         """Skip where this cannot be made, naming what is missing."""
         children.need_seccomp()
-        if not self.proc or self.uid or self.place:
+        if self.needs_root:
             children.need_root()
         needed = [*([] if self.proc else ["unshare"]), *(["setpriv"] if self.uid else [])]
         for program in needed:
