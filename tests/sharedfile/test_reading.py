@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvio
-from kvio import SharedFile
+from kvio import SharedFile, _native
+from kvio._native import faults
 from kvio.sharedfile.reading import read_fully
-from kvio.types import KiB
+from kvio.types import KiB, MiB
 
 from . import raw
 from .conftest import Create
@@ -301,3 +304,133 @@ def test_reads_that_come_short_are_gone_on_with(
         assert read_fully(file.fileno(), views, 0) == 1000
         assert b"".join(views) == data
         assert read_fully(file.fileno(), views, 500) == 500
+
+
+LARGE = 9 * MiB + 12_345
+
+
+@pytest.fixture
+def large(create: Create) -> bytes:
+    """Seal a file called "large" with two odd domains and cells of 3 MiB; its payload."""
+    payload = raw.random_bytes(LARGE)
+    with create(
+        "large", LARGE, writers=2, sizes=(4 * MiB + 1, LARGE - 4 * MiB - 1), cell_bytes=3 * MiB
+    ) as file:
+        file.pwrite(payload, 0)
+        file.seal()
+    return payload
+
+
+@pytest.mark.parametrize("how", ["hybrid", "buffered", "direct"])
+@pytest.mark.parametrize("verify", ["full", "off"])
+def test_large_reads_are_what_was_written(
+    large: bytes, join: Create, disk_path: Path, how: str, verify: str
+) -> None:
+    """By several threads, past the page cache and through it, into memory that lies anywhere."""
+    file = join("large", mode=how, verify=verify)
+    room = kvio.aligned_buffer(LARGE + 4096)
+    for shift in (0, 1, 512, 4095):
+        _forget(disk_path / "large")
+        for start, end in ((0, LARGE), (3 * MiB, 9 * MiB), (5, LARGE - 7)):
+            out = room[shift : shift + end - start]
+            out[:] = bytes(len(out))
+            assert file.pread_into(out, start) == end - start
+            assert out == large[start:end]
+    assert "kvio-io" in {thread.name for thread in threading.enumerate()}
+
+
+def test_what_is_cold_is_read_past_the_page_cache_once(large: bytes, real_disk: Path) -> None:
+    """The second read of the same handle brings it there, and so does every other mode."""
+    path, out = real_disk / "large", kvio.aligned_buffer(LARGE)
+    _forget(path)
+    if _cached(path) != 0:
+        pytest.skip("the kernel does not tell what is cached, or does not forget it")
+    with SharedFile.open(path, mode="direct") as file:
+        if file.pread_into(out) and _cached(path):
+            pytest.skip(f"no direct I/O on {real_disk}")
+    with SharedFile.open(path) as file:
+        shares = []
+        for _ in range(2):
+            file.pread_into(out)
+            shares.append(_cached(path))
+    _forget(path)
+    with SharedFile.open(path, mode="buffered") as file:
+        file.pread_into(out)
+        shares.append(_cached(path))
+    _forget(path)
+    with SharedFile.open(path) as file:  # a part of a cell may be followed by the next
+        file.pread_into(out[:4096], 0)
+        shares.append(_cached(path))
+
+    assert out[4096:] == large[4096:]
+    assert shares[0] < 0.4
+    assert shares[1] > 0.9
+    assert shares[2] > 0.9
+    assert shares[3] > 0.25
+
+
+def test_a_medium_that_refuses_direct_reads_is_read_through_the_cache(
+    large: bytes, join: Create, disk_path: Path
+) -> None:
+    """As where it asks for more than 4096 bytes of alignment."""
+    _forget(disk_path / "large")
+    out = bytearray(LARGE)
+    with faults.inject("read", nth=1, error=errno.EINVAL):
+        join("large", mode="direct").pread_into(out)
+
+    assert out == large
+
+
+@pytest.mark.parametrize("how", ["buffered", "direct"])
+def test_a_large_read_that_fails_is_an_error(large: bytes, join: Create, how: str) -> None:
+    """Whichever thread meets it; the handle reads on after that."""
+    file, out = join("large", mode=how), bytearray(LARGE)
+    for nth in (1, 4, 8):
+        with (
+            faults.inject("read", nth=nth, error=errno.EIO),
+            pytest.raises(kvio.StorageError, match="read "),
+        ):
+            file.pread_into(out)
+    file.pread_into(out)
+
+    assert out == large
+
+
+def test_of_a_large_read_no_corrupt_cell_is_handed_out(
+    large: bytes, join: Create, disk_path: Path
+) -> None:
+    """Cells of two pieces: both are zeros where one is wrong, and the first is named."""
+    raw.flip(disk_path / "large", 5 * MiB)
+    raw.flip(disk_path / "large", 8 * MiB)
+    out = bytearray(LARGE)
+    with pytest.raises(kvio.CorruptBlockError, match="bytes 4194305 to 7340032 "):
+        join("large").pread_into(out)
+
+    assert out[: 4 * MiB + 1] == large[: 4 * MiB + 1]
+    assert not any(out[4 * MiB + 1 : 9 * MiB])
+
+
+@pytest.mark.usefixtures("large")
+def test_a_mode_that_there_is_not_is_refused(join: Create) -> None:
+    """A ConfigError that names those there are."""
+    with pytest.raises(kvio.ConfigError, match="mode must be one of hybrid, buffered, direct"):
+        join("large", mode="fast")
+    with pytest.raises(kvio.ConfigError, match="io_threads"):
+        join("large", io_threads=0)
+
+
+def _forget(path: Path) -> None:
+    """Drop a file from the page cache."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fdatasync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def _cached(path: Path) -> float:
+    """Tell how much of a file is in the page cache; 0 where the kernel does not say."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return _native.cached_fraction(fd, LARGE) or 0.0
+    finally:
+        os.close(fd)

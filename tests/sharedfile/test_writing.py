@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 
 import kvio
-from kvio import Missing, SharedFile
+from kvio import Missing, SharedFile, aligned_buffer
 from kvio._native import faults
+from kvio.sharedfile import writing
 from kvio.types import KiB, MiB
 
 from . import raw
@@ -411,3 +413,59 @@ def test_an_unfinished_file_has_its_size_in_whole_blocks(
 
     assert (size == 8 * KiB) is (layout == "plain")
     assert size % 4096 == 0
+
+
+@pytest.mark.parametrize("shift", [0, 1, 511])
+@pytest.mark.parametrize("ranks", ["even", "odd"])
+def test_large_pieces_are_summed_beside_their_write(
+    create: Create,
+    join: Create,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    shift: int,
+    ranks: str,
+) -> None:
+    """Two threads at it, where processors are: the same file, and every byte counted."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(writing, "_COUNTED_BYTES", 4 * MiB)
+    size = 12 * MiB + 4097
+    sizes = (5 * MiB + 777, size - 5 * MiB - 777) if ranks == "odd" else None
+    data = raw.random_bytes(size)
+    memory = aligned_buffer(size + shift)[shift:]
+    memory[:] = data
+    options = {"writers": 2, "sizes": sizes, "cell_bytes": 768 * KiB}
+    with create("file", size, mode=mode, **options) as file:
+        for rank in range(2):
+            for start, nbytes in file.domain(rank):
+                middle = start + nbytes // 2 // 4096 * 4096
+                for first, last in ((middle, start + nbytes), (start, middle)):
+                    assert file.pwrite(memory[first:last], first) == last - first
+            assert file.missing(rank) == []
+        assert "kvio-io" in {thread.name for thread in threading.enumerate()}
+        receipt = file.seal()
+    out = bytearray(size)
+    join("file").pread_into(out)
+
+    assert receipt.checksum == raw.crc32c(data)
+    assert out == data
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_large_piece_that_fails_is_not_counted(
+    create: Create, monkeypatch: pytest.MonkeyPatch, mode: str, nth: int
+) -> None:
+    """The error of either thread fails the file; what came before it is counted, and no more."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(writing, "_COUNTED_BYTES", 4 * MiB)
+    size = 12 * MiB
+    file = create("file", size, mode=mode)
+    with (
+        faults.inject("write", nth=nth, error=errno.EIO),
+        pytest.raises(kvio.StorageError, match="write of rank 0"),
+    ):
+        file.pwrite(memoryview(aligned_buffer(size)), 0)
+
+    assert sum(piece.nbytes for piece in file.missing()) >= size - (nth - 1) * 4 * MiB
+    with pytest.raises(kvio.StorageError):
+        file.seal()
+    file.abort()

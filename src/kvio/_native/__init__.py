@@ -192,9 +192,9 @@ def fs_magic(fd: int) -> int:
     return int(magic[0])
 
 
-def cached_fraction(fd: int, nbytes: int) -> float | None:
-    """Tell how much of a file is in the page cache; None where the kernel does not say."""
-    pages = _cached_pages(fd, nbytes)
+def cached_fraction(fd: int, nbytes: int, offset: int = 0) -> float | None:
+    """Tell how much of a range is in the page cache; None where the kernel does not say."""
+    pages = _cached_pages(fd, nbytes, offset)
     return None if pages is None else float(min(1.0, pages[0] * _PAGE_BYTES / nbytes))
 
 
@@ -204,9 +204,9 @@ def dirty_bytes(fd: int, nbytes: int) -> int | None:
     return None if pages is None else pages[1] * _PAGE_BYTES
 
 
-def _cached_pages(fd: int, nbytes: int) -> tuple[int, int] | None:
+def _cached_pages(fd: int, nbytes: int, offset: int = 0) -> tuple[int, int] | None:
     resident, dirty = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-    if nbytes == 0 or lib.kvio_cached_pages(fd, 0, nbytes, resident, dirty) < 0:
+    if nbytes == 0 or lib.kvio_cached_pages(fd, offset, nbytes, resident, dirty) < 0:
         return None
     return resident[0], dirty[0]
 

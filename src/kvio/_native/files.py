@@ -148,13 +148,47 @@ class Words:
         lib.kvio_bump_word(self.word(at))
 
 
-def count_bytes(cell: Any, data: memoryview, behind: int) -> None:
-    """Count bytes as written to a cell, *behind* bytes before its end.
+def count_bytes(cell: Any, checksum: int, nbytes: int, behind: int) -> None:
+    """Count bytes with this CRC32C as written to a cell, *behind* bytes before its end.
 
     Raises:
         OSError: the map cannot be written any more.
     """
-    check(lib.kvio_shared_count(cell, from_buffer(data), len(data), behind))
+    check(lib.kvio_shared_count(cell, checksum, nbytes, behind))
+
+
+def read_parts(
+    template: Template,
+    fd: int,
+    parts: Sequence[memoryview],
+    offset: int,
+    *,
+    file_nbytes: int,
+    checksum: bool,
+    bounce: Memory | None = None,
+) -> int | None:
+    """Fill flat views from a file at *offset*, and return their CRC32C (0 without *checksum*).
+
+    With a *bounce* buffer *fd* is one for direct I/O. None: the file ends before that.
+    """
+    views = [from_buffer(part, require_writable=True) for part in parts]
+    room, room_bytes = (NULL, 0) if bounce is None else (bounce.cdata, bounce.nbytes)
+    crc = new("uint32_t *")
+    try:
+        c_parts = new(_PARTS, list(zip(views, map(len, parts), strict=True)))
+        status = lib.kvio_shared_read(
+            template.call, current_fault(), room, room_bytes, fd, bounce is not None, c_parts,
+            len(parts), sum(map(len, parts)), offset, file_nbytes, checksum, crc,
+        )  # fmt: skip
+    finally:
+        for view in views:
+            release(view)
+    if raised:
+        reraise()
+    if status == lib.KVIO_CORRUPT:
+        return None
+    check(status)
+    return int(crc[0])
 
 
 def make_stripe(

@@ -357,7 +357,11 @@ int kvio_shared_write(kvio_call *call, kvio_op *op, const kvio_stripe *stripe);
 int kvio_shared_write_one(const kvio_call *shared, kvio_fault *fault, void *bounce,
 			  size_t bounce_bytes, int fd, int direct, void *base, size_t nbytes,
 			  uint64_t offset, const kvio_stripe *stripe);
-int kvio_shared_count(kvio_cell *cell, const void *bytes, size_t nbytes, uint64_t behind);
+int kvio_shared_count(kvio_cell *cell, uint32_t crc, uint64_t nbytes, uint64_t behind);
+int kvio_shared_read(const kvio_call *shared, kvio_fault *fault, void *bounce,
+		     size_t bounce_bytes, int fd, int direct, const kvio_part *parts,
+		     size_t nparts, uint64_t nbytes, uint64_t offset, uint64_t file_nbytes,
+		     int checksum, uint32_t *crc);
 int kvio_file_create(kvio_fault *fault, int dirfd, const char *name);
 int kvio_file_open(kvio_fault *fault, int dirfd, const char *name, int flags);
 int kvio_file_allocate(kvio_fault *fault, int fd, uint64_t nbytes, int preallocate);

@@ -91,14 +91,33 @@ int kvio_shared_write_one(const kvio_call *shared, kvio_fault *fault, void *boun
 	return kvio_shared_write(&call, &op, stripe);
 }
 
-/* Count bytes that stand elsewhere for now, in a block that several writers share. */
-int kvio_shared_count(kvio_cell *cell, const void *bytes, size_t nbytes, uint64_t behind)
+/* Count bytes of which the checksum is known, behind bytes before the end of their cell. */
+int kvio_shared_count(kvio_cell *cell, uint32_t crc, uint64_t nbytes, uint64_t behind)
 {
 	int r = ready(cell, sizeof(*cell));
 
 	if (!r)
-		count(cell, kvio_crc32c(0, bytes, nbytes), behind, nbytes);
+		count(cell, crc, behind, nbytes);
 	return r;
+}
+
+/* Read nbytes of a file at offset into parts, and sum them on the way; direct I/O wants a
+ * bounce buffer.  KVIO_CORRUPT: the file ends before that. */
+int kvio_shared_read(const kvio_call *shared, kvio_fault *fault, void *bounce,
+		     size_t bounce_bytes, int fd, int direct, const kvio_part *parts,
+		     size_t nparts, uint64_t nbytes, uint64_t offset, uint64_t file_nbytes,
+		     int checksum, uint32_t *crc)
+{
+	kvio_call call = *shared;
+	kvio_op op = { .parts = (kvio_part *)(uintptr_t)parts, .nparts = nparts, .nbytes = nbytes,
+		       .offset = offset, .fd = fd, .file_nbytes = file_nbytes,
+		       .mode_taken = direct ? KVIO_MODE_DIRECT : KVIO_MODE_BUFFERED };
+
+	call.fault = fault;
+	call.bounce = bounce;
+	call.bounce_bytes = bounce_bytes;
+	*crc = 0;
+	return kvio_stream_read(&call, &op, offset, nbytes, NULL, 0, checksum, crc);
 }
 
 int kvio_file_create(kvio_fault *fault, int dirfd, const char *name)

@@ -14,9 +14,11 @@ from kvio.buffers import Data
 from kvio.descriptors import retrying
 from kvio.errors import ConfigError, StoreClosedError, UnsupportedError
 from kvio.sharedfile import opening, ranks, sealing, steps
+from kvio.sharedfile.index import Index
 from kvio.sharedfile.layout import Extent, Layout, Missing
 from kvio.sharedfile.map import CANNOT_WRITE, Map, State
 from kvio.sharedfile.opening import Opened, Path
+from kvio.sharedfile.planning import Mode
 from kvio.sharedfile.reading import Reader, open_checked
 from kvio.sharedfile.status import SharedFileStatus
 from kvio.sharedfile.submitting import Submitter
@@ -54,6 +56,8 @@ class SharedFile:
         self._names, self._map, self._fd = opened.names, opened.map, opened.fd
         self._seals, self._reason, self._verify = opened.seals, opened.reason, opened.verify
         self._submitter = Submitter(opened.io_threads, opened.on_start, self.path)
+        self._helpers = Submitter(opened.io_threads, opened.on_start, self.path)
+        self._mode = opened.mode
         self._reader: Reader | None = None
         self._writer: Writer | None = None
         self._closed = ""
@@ -73,7 +77,7 @@ class SharedFile:
             return
         self._writer = Writer(
             opened.map, opened.fd, self.path, rank=opened.rank, chunk_bytes=_CHUNK_BYTES,
-            bounces=opened.io_threads,
+            bounces=opened.io_threads, run_all=self._helpers.run_all,
         )  # fmt: skip
         if opened.rank is not None:
             self._writer.claim(opened.rank)
@@ -141,11 +145,22 @@ class SharedFile:
         io_threads: int = 4,
         placement: Placement | None = None,
         verify: Verify = "full",
+        mode: Mode = "hybrid",
     ) -> Self:
         """Open a file to write the domain of *rank*, or, without a rank, a sealed one to read.
 
         What a handle of this rank that is gone wrote of a cell in part is to be written anew:
-        `missing` tells. *io_threads* and *placement* are those of `submit_pwrite`.
+        `missing` tells.
+
+        Args:
+            path: as for `create`.
+            rank: the one to write for; None: the file is sealed, and is read.
+            io_threads: so many threads of the handle take part in large reads and writes.
+            placement: where these run; None: wherever the system puts them.
+            verify: of a file that is read: "full": compare the checksum of every cell that is
+                touched; "length", "off": check what the file says of itself when it is opened.
+            mode: of a file that is read: "buffered", "direct", or "hybrid": past the page cache
+                what is not in it, where a whole cell is wanted, and not twice.
 
         Raises:
             BlockNotFoundError: there is none, or none that is sealed.
@@ -156,7 +171,7 @@ class SharedFile:
             AccessDeniedError: it is another user's.
         """
         if rank is None:
-            return retrying(lambda: cls(opening.sealed(path, verify)))
+            return retrying(lambda: cls(opening.sealed(path, verify, mode, io_threads, placement)))
         return retrying(lambda: cls(opening.join(path, rank, io_threads, placement)))
 
     @classmethod
@@ -299,7 +314,7 @@ class SharedFile:
             sealing.wait_until_whole(self._names, map_, timeout)
             self._finish_own()
             sealed = sealing.seal(self._names, map_, self._fd, reason=self._reason)
-            self._reader = Reader(sealed.fd, sealed.index, self.path, self._verify)
+            self._read_from(sealed.fd, sealed.index)
             self._leave_map()
             return sealed.receipt
 
@@ -359,6 +374,7 @@ class SharedFile:
             self._leave_map()
             if self._reader is not None:
                 self._reader.close()
+            self._helpers.close()
             self._names.close()
 
     def __enter__(self) -> Self:
@@ -437,7 +453,12 @@ class SharedFile:
     def _open_reader(self) -> None:
         with steps.typed(self._names, "open"):
             fd, index = open_checked(self._names)
-        self._reader = Reader(fd, index, self.path, self._verify)
+        self._read_from(fd, index)
+
+    def _read_from(self, fd: int, index: Index) -> None:
+        self._reader = Reader(
+            fd, index, self.path, self._verify, run_all=self._helpers.run_all, mode=self._mode
+        )
 
     def _after_fork(self) -> None:
         """In a child: close all, which lets go of the parent's locks as far as they are ours."""

@@ -31,7 +31,7 @@ class Opened:
         rank: the rank the handle writes for; None: any.
         seals: it may seal.
         reason: why the mode was chosen.
-        io_threads, verify: as the user asked for.
+        io_threads, verify, mode: as the user asked for; the mode is that of reads.
         on_start: what threads call first, with their number.
     """
 
@@ -44,6 +44,7 @@ class Opened:
     io_threads: int = 4
     on_start: Callable[[int], None] | None = None
     verify: Verify = "full"
+    mode: planning.Mode = "hybrid"
 
 
 @contextmanager
@@ -113,8 +114,19 @@ def status(path: Path) -> SharedFileStatus:
         names.close()
 
 
-def sealed(path: Path, verify: Verify) -> Opened:
+def sealed(
+    path: Path,
+    verify: Verify,
+    mode: planning.Mode,
+    io_threads: int,
+    placement: Placement | None,
+) -> Opened:
     """Open a sealed file; see `SharedFile.open`."""
     planning.check_verify(verify)
+    planning.check_mode(mode)
+    planning.check_io_threads(io_threads)
+    on_start = planning.choose_places(placement, io_threads)
     with _opening(path) as names:
-        return Opened(names=names, verify=verify)
+        return Opened(
+            names=names, verify=verify, mode=mode, io_threads=io_threads, on_start=on_start
+        )

@@ -55,7 +55,7 @@ class SharedFileOptions:
         group: name or number of the group that the file is given to; None: the system's choice.
         preallocate: allocate all blocks before the first write.
         if_exists: "error", or "replace": a file that stands gives way when this one is sealed.
-        io_threads: how many threads `submit_pwrite` uses.
+        io_threads: how many threads `submit_pwrite` uses, and how many help with large pieces.
         placement: where these run; None: wherever the system puts them.
     """
 
@@ -76,7 +76,7 @@ class SharedFileOptions:
     placement: Placement | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("mode", self.mode, get_args(Mode))
+        check_mode(self.mode)
         _check_choice("durability", self.durability, get_args(Durability))
         _check_choice("layout", self.layout, get_args(Ending))
         _check_choice("if_exists", self.if_exists, ("error", "replace"))
@@ -92,6 +92,11 @@ def check_io_threads(io_threads: int) -> None:
     """Refuse what is no number of threads with `ConfigError`."""
     if io_threads < 1:
         raise ConfigError(f"io_threads must be 1 or more, not {io_threads}")
+
+
+def check_mode(mode: str) -> None:
+    """Refuse what is no `Mode` with `ConfigError`."""
+    _check_choice("mode", mode, get_args(Mode))
 
 
 def check_file_mode(file_mode: int | None) -> None:

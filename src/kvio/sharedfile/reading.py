@@ -7,12 +7,13 @@ import operator
 import os
 import stat
 import threading
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from kvio import _native, threads
 from kvio._native import files
-from kvio.buffers import Data, aligned, as_parts, check_memory, scatter, total_bytes
+from kvio.buffers import BouncePool, Data, aligned, as_parts, check_memory, scatter, total_bytes
 from kvio.errors import (
     BlockNotFoundError,
     BlockSizeError,
@@ -26,10 +27,20 @@ from kvio.sharedfile import sidecar
 from kvio.sharedfile.cutting import slice_parts
 from kvio.sharedfile.index import Index, SealError
 from kvio.sharedfile.names import Names
-from kvio.types import Verify
+from kvio.sharedfile.planning import Mode
+from kvio.types import KiB, MiB, Verify
 
 #: How many pieces of memory one read takes: IOV_MAX of Linux.
 _PIECES: Final = 1024
+#: What is worth a thread of its own, and what pieces begin on.
+_PIECE_BYTES: Final = 2 * MiB
+_STEP_BYTES: Final = 64 * KiB
+#: Of one system call, and of a bounce buffer; so many buffers are kept.
+_CHUNK_BYTES: Final = 1 * MiB
+_BOUNCES: Final = 4
+#: Cells from this length on are read past the page cache if no more of them is in it.
+_COLD_BYTES: Final = 64 * KiB
+_COLD_FRACTION: Final = 0.5
 
 
 def read_fully(fd: int, parts: Sequence[memoryview], offset: int) -> int:
@@ -103,12 +114,58 @@ def _read_index(names: Names, fd: int) -> Index:
         raise CorruptBlockError(text, key=path) from exc
 
 
-class Reader:
-    """Reads from one sealed file; any number of threads may."""
+class _Cell(NamedTuple):
+    """A cell that a read touches.
 
-    def __init__(self, fd: int, index: Index, path: str, verify: Verify) -> None:
+    Attributes:
+        out: the caller's memory for it.
+        room: where it is read in part, the part of our memory that is wanted.
+    """
+
+    number: int
+    start: int
+    end: int
+    out: Sequence[memoryview] = ()
+    room: memoryview | None = None
+
+
+class _Piece(NamedTuple):
+    """What one thread reads at once: some bytes, all in one cell."""
+
+    cell: int
+    parts: Sequence[memoryview]
+    offset: int
+    direct: bool
+
+
+class Reader:
+    """Reads from one sealed file; any number of threads may.
+
+    Args:
+        fd: of the file; the reader's from now on.
+        run_all: runs tasks side by side, as `Executor.run_all` does.
+        mode: "buffered", "direct", or "hybrid": direct what is not in the page cache.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        index: Index,
+        path: str,
+        verify: Verify,
+        *,
+        run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]],
+        mode: Mode = "hybrid",
+    ) -> None:
         self._fd, self.index, self._path = fd, index, path
         self._checksums = index.checksums if verify == "full" else None
+        self._nbytes = os.fstat(fd).st_size
+        self._run_all = run_all
+        self._mode = mode
+        self._direct_fd: int | None = None
+        self._was_direct: set[int] = set()
+        self._template = _native.make_template(chunk_bytes=_CHUNK_BYTES)
+        self._pool = BouncePool(_CHUNK_BYTES, limit=_BOUNCES)
         self._lock = threading.RLock()
         self._idle = threads.Condition(self._lock)
         self._busy: set[object] = set()
@@ -139,57 +196,143 @@ class Reader:
         return nbytes
 
     def _read(self, parts: Sequence[memoryview], start: int, end: int) -> None:
-        if self._checksums is None:
-            self._fill(parts, start)
-            return
+        """Read cell by cell, the pieces of all side by side."""
+        cells, pieces = list[_Cell](), list[_Piece]()
+        for cell, at, stop in self._cells_between(start, end):
+            own = slice_parts(parts, at - start, stop - start)
+            whole = (at, stop) == (cell.start, cell.end)
+            if self._checksums is not None and not whole:  # what is read in part is read whole
+                room = aligned(cell.end - cell.start, 64)
+                cell = cell._replace(out=own, room=room[at - cell.start : stop - cell.start])
+                at, own = cell.start, [room]
+            else:
+                cell = cell._replace(out=own)
+            pieces += self._cut(len(cells), own, at, direct=whole and self._is_cold(cell))
+            cells.append(cell)
+        tasks = [partial(self._read_piece, piece) for piece in pieces]
+        sums = self._run_all(tasks) if len(tasks) > 1 else [task() for task in tasks]
+        if self._checksums is not None:
+            self._check(cells, pieces, sums)
+
+    def _cells_between(self, start: int, end: int) -> Iterator[tuple[_Cell, int, int]]:
+        """Yield the cells that a range touches, and the part of it in each."""
         layout, at = self.index.layout, start
         while at < end:
             stripe = layout.stripe_at(at)
-            cell = (at - stripe.origin) // layout.cell_bytes
-            first = max(stripe.origin + cell * layout.cell_bytes, stripe.start)
-            last = min(stripe.origin + (cell + 1) * layout.cell_bytes, stripe.end)
+            number = (at - stripe.origin) // layout.cell_bytes
+            first = max(stripe.origin + number * layout.cell_bytes, stripe.start)
+            last = min(stripe.origin + (number + 1) * layout.cell_bytes, stripe.end)
             stop = min(last, end)
-            own = slice_parts(parts, at - start, stop - start)
-            checksum = self._checksums[stripe.first_cell + cell]
-            if (first, last) == (at, stop):
-                self._read_cell(own, first, checksum)
-            else:
-                whole = aligned(last - first, 64)
-                self._read_cell([whole], first, checksum)
-                scatter(whole[at - first : stop - first], own)
+            yield _Cell(stripe.first_cell + number, first, last), at, stop
             at = stop
 
-    def _read_cell(self, out: Sequence[memoryview], first: int, checksum: int) -> None:
-        self._fill(out, first)
-        found = 0
-        for part in out:
-            found = _native.crc32c(part, found)
-        if found == checksum:
-            return
-        for part in out:
-            part[:] = bytes(len(part))  # what is corrupt is not handed out
-        last = first + total_bytes(out)
-        raise CorruptBlockError(
-            f"bytes {first} to {last} of {self._path!r} are not what was written", key=self._path
-        )
+    def _cut(
+        self, cell: int, parts: Sequence[memoryview], offset: int, *, direct: bool
+    ) -> Iterator[_Piece]:
+        """Cut what is read of a cell into pieces that are worth a thread each."""
+        nbytes = total_bytes(parts)
+        count = max(1, nbytes // _PIECE_BYTES)
+        step = -(-nbytes // count // _STEP_BYTES) * _STEP_BYTES
+        for at in range(0, nbytes, step):
+            own = slice_parts(parts, at, min(at + step, nbytes))
+            yield _Piece(cell, own, offset + at, direct)
 
-    def _fill(self, parts: Sequence[memoryview], offset: int) -> None:
+    def _is_cold(self, cell: _Cell) -> bool:
+        """Decide whether to read past the page cache; what is read again is left to it."""
+        if self._mode != "hybrid":
+            return self._mode == "direct"
+        nbytes = cell.end - cell.start
+        if nbytes < _COLD_BYTES or cell.number in self._was_direct:
+            return False
+        cached = _native.cached_fraction(self._fd, nbytes, cell.start)
+        if cached is None or cached > _COLD_FRACTION:
+            return False
+        self._was_direct.add(cell.number)
+        return True
+
+    def _read_piece(self, piece: _Piece) -> int:
+        """Fill a piece of memory, and return its CRC32C (0 where nothing is verified)."""
+        fd = self._open_direct() if piece.direct else -1
         try:
-            done = read_fully(self._fd, parts, offset)
+            if fd >= 0:
+                bounce = self._pool.take()
+                try:
+                    return self._fill(fd, piece, bounce)
+                except OSError as exc:
+                    if exc.errno != errno.EINVAL:
+                        raise
+                    self._mode = "buffered"  # the medium has no direct I/O, or asks for more
+                finally:
+                    self._pool.give(bounce)
+            return self._fill(self._fd, piece, None)
+        except CorruptBlockError:
+            raise
         except OSError as exc:
             error = storage_error(exc.errno or errno.EIO, f"read {self._path!r}")
             error.key = self._path
             raise error from exc
-        if done < total_bytes(parts):
+
+    def _fill(self, fd: int, piece: _Piece, bounce: _native.Memory | None) -> int:
+        found = files.read_parts(
+            self._template,
+            fd,
+            piece.parts,
+            piece.offset,
+            file_nbytes=self._nbytes,
+            checksum=self._checksums is not None,
+            bounce=bounce,
+        )
+        if found is None:
             raise CorruptBlockError(f"{self._path!r} is cut short", key=self._path)
+        return found
+
+    def _open_direct(self) -> int:
+        """Open the same file once more, for direct I/O; -1: that cannot be."""
+        with self._lock:
+            if self._direct_fd is None:
+                flags = os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC
+                try:
+                    self._direct_fd = os.open(f"/proc/self/fd/{self._fd}", flags)
+                except OSError:  # no direct I/O, no descriptor left, no /proc
+                    self._direct_fd, self._mode = -1, "buffered"
+            return self._direct_fd
+
+    def _check(self, cells: Sequence[_Cell], pieces: Sequence[_Piece], sums: Sequence[int]) -> None:
+        """Hand out what is read whole of cells that are good.
+
+        Raises:
+            CorruptBlockError: one is not; its bytes are zeros in the caller's memory.
+        """
+        bad: _Cell | None = None
+        of_cell: list[list[tuple[int, int]]] = [[] for _ in cells]
+        for piece, checksum in zip(pieces, sums, strict=True):
+            of_cell[piece.cell].append((checksum, total_bytes(piece.parts)))
+        assert self._checksums is not None
+        for cell, shares in zip(cells, of_cell, strict=True):
+            if _native.crc32c_combine(shares) != self._checksums[cell.number]:
+                bad = bad or cell
+                for part in cell.out:
+                    part[:] = bytes(len(part))  # what is corrupt is not handed out
+            elif cell.room is not None:
+                scatter(cell.room, cell.out)
+        if bad is not None:
+            raise CorruptBlockError(
+                f"bytes {bad.start} to {bad.end} of {self._path!r} are not what was written",
+                key=self._path,
+            )
 
     def abandon(self) -> None:
-        """Close the descriptor in a forked child, where nobody reads."""
-        os.close(self._fd)
+        """Close the descriptors in a forked child, where nobody reads."""
+        self._close_all()
 
     def close(self) -> None:
-        """Wait for reads under way and close the descriptor."""
+        """Wait for reads under way and close the descriptors."""
         with self._lock:
             self._closed = True
             threads.wait_for(self._idle, lambda: not self._busy, None)
+        self._close_all()
+
+    def _close_all(self) -> None:
         os.close(self._fd)
+        if self._direct_fd is not None and self._direct_fd >= 0:
+            os.close(self._direct_fd)

@@ -1,11 +1,11 @@
-"""Writes in other threads, with a bound on what waits."""
+"""Work in other threads, with a bound on what waits."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final
 
 from kvio.buffers import Data, as_parts, total_bytes
 from kvio.executor import Executor, Job
@@ -16,7 +16,7 @@ _QUEUED_BYTES: Final = 256 * MiB
 
 
 class Submitter:
-    """Threads that write through one handle, started when first needed."""
+    """Threads of one handle, started when first needed."""
 
     def __init__(self, threads: int, on_start: Callable[[int], None] | None, path: str) -> None:
         self._threads = threads
@@ -27,6 +27,16 @@ class Submitter:
 
     def submit(self, writer: Writer, data: Data, offset: int) -> Future[int]:
         """Queue a write; blocks while more than 256 MiB wait."""
+        nbytes = total_bytes(as_parts(data))
+        job = Job(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)
+        self._started().submit(job)
+        return job.future
+
+    def run_all(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run tasks side by side, the caller taking part; see `Executor.run_all`."""
+        return self._started().run_all(tasks)
+
+    def _started(self) -> Executor:
         with self._lock:
             if self._executor is None:
                 self._executor = Executor(
@@ -35,10 +45,7 @@ class Submitter:
                     on_start=self._on_start,
                     name=f"shared file {self._path!r}",
                 )
-        nbytes = total_bytes(as_parts(data))
-        job = Job(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)
-        self._executor.submit(job)
-        return job.future
+            return self._executor
 
     def drain(self) -> None:
         """Wait until nothing is queued or under way."""

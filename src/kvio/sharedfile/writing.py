@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import operator
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvio import _native, threads
-from kvio._native import Memory, files
+from kvio._native import Memory, Template, files
 from kvio.buffers import BouncePool, Data, aligned, as_parts, total_bytes
 from kvio.errors import (
     BlockExistsError,
@@ -25,9 +26,14 @@ from kvio.sharedfile.coverage import Coverage
 from kvio.sharedfile.cutting import Piece, Way, cut, slice_parts
 from kvio.sharedfile.layout import Stripe
 from kvio.sharedfile.map import CANNOT_WRITE, Map
+from kvio.types import MiB
 
 #: The C core keeps the end of a bounce buffer for a trailer and its padding.
 _BEYOND_CHUNK = 2 * _native.lib.KVIO_MAX_ALIGN
+#: From this length on, two threads write and sum sooner than one.
+_OVERLAP_BYTES: Final = 2 * MiB
+#: After so many at most they are counted: what a writer that dies then need not write anew.
+_COUNTED_BYTES: Final = 32 * MiB
 
 
 class _Near(NamedTuple):
@@ -55,9 +61,25 @@ class Writer:
     """
 
     def __init__(
-        self, map_: Map, fd: int, path: str, *, rank: int | None, chunk_bytes: int, bounces: int
+        self,
+        map_: Map,
+        fd: int,
+        path: str,
+        *,
+        rank: int | None,
+        chunk_bytes: int,
+        bounces: int,
+        run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]],
     ) -> None:
         plan = map_.plan
+        writers = 1 if rank is None else plan.layout.writers
+        self._overlaps = plan.checksum and len(os.sched_getaffinity(0)) >= 2 * writers
+        self._run_all = run_all
+        self._unsummed = _native.make_template(
+            memory_align=plan.memory_align,
+            offset_align=plan.layout.align,
+            chunk_bytes=chunk_bytes,
+        )
         self._map, self._fd, self._path, self._rank = map_, fd, path, rank
         self._layout, self._direct = plan.layout, plan.direct
         self._misaligned = plan.layout.align - 1 if plan.direct else 0  # bits that direct I/O bars
@@ -223,14 +245,41 @@ class Writer:
 
     def _put_one(self, part: memoryview, offset: int, near: _Near) -> None:
         """Write one piece of memory that goes straight to one stripe: the quick way."""
-        asked = self._template, self._fd, part, offset, near.c_stripe
         try:
-            if files.write_part(*asked, direct=self._direct):
-                return
-            with self._bounce() as bounce:
-                files.write_part(*asked, direct=True, bounce=bounce)
+            if self._overlaps and len(part) >= _OVERLAP_BYTES and len(self._busy) == 1:
+                for at in range(0, len(part), _COUNTED_BYTES):
+                    piece = part[at : at + _COUNTED_BYTES]
+                    self._put_side_by_side(piece, offset + at, near.stripe)
+            else:
+                self._put_whole(self._template, part, offset, near.c_stripe)
         except OSError as exc:
             raise self._failure(exc, near.stripe.rank, "write") from exc
+
+    def _put_side_by_side(self, part: memoryview, offset: int, stripe: Stripe) -> None:
+        """Let another thread sum the bytes while they are written; then count them."""
+        shares: list[tuple[int, int, int, int]] = []
+
+        def sum_up() -> None:
+            for cell, start, end in self._layout.cells_of(stripe):
+                first, last = max(start, offset), min(end, offset + len(part))
+                if first < last:
+                    checksum = _native.crc32c(part[first - offset : last - offset])
+                    shares.append((cell, checksum, last - first, end - last))
+
+        def write() -> None:
+            self._put_whole(self._unsummed, part, offset, files.UNCOUNTED)
+
+        self._run_all([write, sum_up])
+        for cell, checksum, nbytes, behind in shares:
+            files.count_bytes(self._map.cell_address(cell), checksum, nbytes, behind)
+        self._map.tell()
+
+    def _put_whole(self, template: Template, part: memoryview, offset: int, stripe: Any) -> None:
+        asked = template, self._fd, part, offset, stripe
+        if files.write_part(*asked, direct=self._direct):
+            return
+        with self._bounce() as bounce:
+            files.write_part(*asked, direct=True, bounce=bounce)
 
     def _put(self, piece: Piece, parts: Sequence[memoryview]) -> None:
         if piece.way is Way.STRAIGHT:
@@ -286,7 +335,9 @@ class Writer:
         cell_bytes = self._layout.cell_bytes
         cell = self._cell(stripe, start)
         end = min(stripe.origin + (cell - stripe.first_cell + 1) * cell_bytes, stripe.end)
-        files.count_bytes(self._map.cell_address(cell), data, end - start - len(data))
+        nbytes = len(data)
+        address = self._map.cell_address(cell)
+        files.count_bytes(address, _native.crc32c(data), nbytes, end - start - nbytes)
 
     def _cell(self, stripe: Stripe, offset: int) -> int:
         return stripe.first_cell + (offset - stripe.origin) // self._layout.cell_bytes
