@@ -269,3 +269,28 @@ def test_an_error_that_passes_changes_no_way_of_publishing(root: Path) -> None:
         store.write_block("k", b"data", if_exists="replace")
 
         assert store.capabilities.publish == before
+
+
+@pytest.mark.parametrize(
+    "refusal", [errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS], ids=errno.errorcode.get
+)
+def test_every_refusal_of_a_nameless_file_is_taken_for_one(root: Path, refusal: int) -> None:
+    """File systems and kernels say it in different ways; a named temporary is made instead."""
+    with kvio.open_store("posix-tmpfile", root=root) as store:
+        with faults.inject("open_temp", error=refusal) as fault:
+            store.write_block("k", b"data")
+        assert fault.seen[faults.sites()["open_temp"]] == 2
+        assert bytes(store.read_block("k")) == b"data"
+
+
+def test_a_name_that_was_taken_and_is_free_again_costs_no_descriptor(root: Path) -> None:
+    """The look at what stood there finds nothing to close: not the new block's own file."""
+    with kvio.open_store("posix-tmpfile", root=root) as store:
+        store.write_block("warm", b"data")
+        closed = []
+        for number in range(2):
+            with faults.inject("link", nth=1 + 9 * (1 - number), error=errno.EEXIST) as fault:
+                store.write_block(f"k{number}", b"data")
+            closed.append(fault.seen[faults.sites()["close"]])
+        assert [bytes(store.read_block(f"k{number}")) for number in range(2)] == [b"data"] * 2
+    assert closed[0] == closed[1]

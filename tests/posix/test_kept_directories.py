@@ -7,6 +7,7 @@ import hashlib
 import os
 import resource
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -665,3 +666,18 @@ def test_a_closed_store_leaves_no_descriptor(tmp_path: Path) -> None:
             assert (len(SHARED._kept), SHARED._roots) == (0, 0)
 
     alone(work)
+
+
+def test_a_directory_that_got_descriptor_0_is_closed(root: Path) -> None:
+    """As in a program whose standard input was closed: 0 is a descriptor like others."""
+    kept_from_us = os.dup(0)
+    try:
+        with kvio.open_store("posix-tmpfile", root=root, layout="plain") as store:
+            os.close(0)
+            store.write_block("a/k", b"data")
+            assert stat.S_ISDIR(os.fstat(0).st_mode)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(0)
+    finally:
+        os.dup2(kept_from_us, 0)
+        os.close(kept_from_us)

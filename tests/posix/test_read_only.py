@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ import kvio
 from kvio.types import Layout
 from kvio.url import OptionValue
 from tests.cli import running as cli
+from tests.media import filesystem_of
 from tests.posix import children, faultlab, mounts
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -311,3 +313,18 @@ def test_a_sealed_shared_file_on_a_read_only_mount_is_read(tmp_path: Path) -> No
             out = bytearray(5000)
             opened.pread_into(out, 0)
             assert out == b"d" * 5000
+
+
+def test_blocks_in_memory_are_not_read_by_direct_io() -> None:
+    """Tmpfs takes O_DIRECT and ignores it: a store that promises it does not open on it."""
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or filesystem_of(shm) != "tmpfs":
+        pytest.skip("no tmpfs at /dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm) as folder:
+        root = Path(folder, "root")
+        with kvio.open_store("posix-tmpfile", root=root, options={"create": True}) as store:
+            store.write_block("k", b"data")
+        with pytest.raises(kvio.UnsupportedError, match="posix-direct on"):
+            kvio.open_store("posix-direct", root=root, options={"read_only": True})
+        with kvio.open_store("hybrid", root=root, options={"read_only": True}) as store:
+            assert bytes(store.read_block("k")) == b"data"

@@ -361,3 +361,14 @@ def test_plain_keys_that_need_one_name_twice_fail_typed(root: Path) -> None:
         assert bytes(store.read_block("c/d")) == b"below"
         assert sorted(store.list_keys()) == ["a", "c/d", "e", "f"]
     assert not faultlab.temporaries(root)
+
+
+def test_an_empty_root_that_nobody_may_enter_is_ours_again(disk_path: Path) -> None:
+    """As one whose maker died under a umask that takes the owner's bits, before it set the mode."""
+    root = disk_path / "root"
+    root.mkdir()
+    root.chmod(0)
+    with kvio.open_store("posix-tmpfile", root=root, options={"create": True}) as store:
+        store.write_block("k", b"data")
+
+    assert root.stat().st_mode & 0o7777 == 0o700

@@ -249,7 +249,7 @@ def test_a_map_that_cannot_be_used_is_not(
     for call in calls:
         with pytest.raises(kvio.CorruptBlockError, match=rf"\.x\.kvio-map.*{says}"):
             call()
-    with pytest.raises(kvio.BlockExistsError):
+    with pytest.raises(kvio.BlockExistsError, match="what stands in its way is not ours"):
         create("x", SIZE)
 
     assert (raw.names(disk_path), path.read_bytes()) == before

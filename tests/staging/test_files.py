@@ -404,3 +404,13 @@ def test_a_child_process_cannot_use_files_of_its_parent(
 
         assert os.waitstatus_to_exitcode(status) == 2
         assert bytes(tier.read_block("k")) == bytes(nbytes)
+
+
+def test_a_file_says_what_it_is(store: WrappedStore[Medium]) -> None:
+    """Key, length and state; nothing of its bytes."""
+    with staged(store) as tier:
+        with tier.open("a/b", "wb") as file:
+            file.write(b"secret")
+            text = repr(file)
+        assert text == "<kvio.StagedFile 'a/b' 6 bytes open>"
+        assert repr(file) == "<kvio.StagedFile 'a/b' 6 bytes closed>"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvio import BlockSizeError, ConfigError, MiB, StoreClosedError
+from kvio import BlockSizeError, ConfigError, MiB, OutOfMemoryError, StoreClosedError
 from kvio.wrappers.staging.extents import Extents, Span
 from kvio.wrappers.staging.host import HostMemory
 from kvio.wrappers.staging.memory import flat_parts, open_memory
@@ -269,3 +269,11 @@ def test_options_of_host_memory_are_refused_for_a_device(option: dict[str, Any])
     """Before anything is asked of the device."""
     with pytest.raises(ConfigError, match="are for host memory, not for 'cuda:0'"):
         open_memory("cuda:0", MiB, **option)
+
+
+def test_memory_that_the_system_refuses_is_an_error_with_its_size() -> None:
+    """More than any address space has."""
+    with pytest.raises(OutOfMemoryError) as caught:
+        open_memory("host", 1 << 60)
+
+    assert caught.value.nbytes == 1 << 60

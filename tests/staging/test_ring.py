@@ -201,3 +201,18 @@ class Borrowers(RuleBasedStateMachine):
 
 TestBorrowers = Borrowers.TestCase
 TestBorrowers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_what_is_in_doubt_counts_against_who_wants_more_than_the_rest() -> None:
+    """Three pages of four, of which two may be looked at: only the end of those calls helps."""
+    lender, hanging = Ring(HostMemory(4 * PAGE), patience_s=0.01), [1]
+    leave_in_doubt(lender, 2 * PAGE, hanging)
+    with (
+        pytest.raises(kvio.StorageTimeoutError, match="still hang"),
+        lender.lend(3 * PAGE),
+    ):
+        pytest.fail("lent what a call that hangs may look at")
+    hanging.clear()
+
+    with lender.lend(3 * PAGE, timeout=0):
+        assert lender.lent_bytes == 3 * PAGE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ import kvio
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
 from kvio.types import BlockStatus, IfExists
+from kvio.wrappers.staging.progress import Progress
 from tests.staging.medium import LONG_S, Medium, open_medium, staged
 
 PAGE = 4096
@@ -373,3 +375,32 @@ def test_blocks_that_are_drained_together_keep_their_own_if_exists(
 
     assert bytes(store.read_block("keep")) == b"old"
     assert bytes(store.read_block("replace")) == b"new"
+
+
+def test_limits_are_given_by_name(tier: Any) -> None:
+    """A number alone says nothing to who reads the call."""
+    with pytest.raises(TypeError):
+        tier.barrier("visible", 1.0)
+    with pytest.raises(TypeError):
+        tier.write_blocks([("k", b"data")], 1.0)
+    with pytest.raises(TypeError):
+        tier.read_blocks_into([("k", bytearray(4))], 1.0)
+
+
+def test_of_a_batch_what_is_not_staged_has_no_bytes(tier: kvio.StagingTier) -> None:
+    """The result of each says how many of its bytes were taken."""
+    tier.write_block("taken", b"data")
+    results = tier.write_blocks([("a", b"data"), ("taken", b"data")], if_exists="error")
+
+    assert [(result.ok, result.nbytes) for result in results] == [(True, 4), (False, 0)]
+
+
+def test_a_wait_leaves_nothing_behind() -> None:
+    """A tier may live as long as a server: what it waits for is forgotten."""
+    lock = threading.RLock()
+    progress = Progress(lock)
+    with lock:
+        for _ in range(3):
+            assert not progress.wait(progress.begin(), lambda: False, 0.0)
+
+    assert progress._goals == []

@@ -10,8 +10,10 @@ import pytest
 
 import kvio
 from kvio.testing.fakes import WrappedStore
-from kvio.wrappers.staging.daemon.client import DaemonTier
+from kvio.wrappers.staging.daemon.client import DaemonTier, connect
+from kvio.wrappers.staging.daemon.messages import MAX_KEYS
 from kvio.wrappers.staging.daemon.server import StageDaemon
+from kvio.wrappers.staging.options import TierOptions
 from tests.staging.daemon.daemons import client_of, serving, until
 from tests.staging.medium import LONG_S, SOON_S, Medium, begin
 
@@ -104,3 +106,40 @@ def test_a_client_that_the_daemon_knows_no_more_closes(store: WrappedStore[Mediu
         tier.close(timeout=LONG_S)
 
         assert tier._closed
+
+
+def test_a_client_whose_blocks_are_not_stored_in_time_says_so(
+    store: WrappedStore[Medium], daemon: StageDaemon
+) -> None:
+    """All bytes were copied, and none failed: only the time was up."""
+    tier = client_of(store, daemon)
+    store.wrapper.hold("k")
+    receipt = tier.write_block("k", b"data")
+    with pytest.raises(kvio.TierNotDrainedError, match="the time was up") as caught:
+        tier.close(timeout=SOON_S)
+    store.wrapper.let_go()
+
+    assert caught.value.keys == ("k",)
+    assert receipt.wait(timeout=LONG_S).nbytes == 4
+    tier.close(timeout=LONG_S)
+
+
+def test_a_store_of_this_process_alone_has_no_daemon(daemon: StageDaemon) -> None:
+    """Another process would not see what it stores."""
+    with (
+        kvio.open_store("memory://") as store,
+        pytest.raises(kvio.UnsupportedError, match="does not see a memory store"),
+    ):
+        connect(store, daemon.path, TierOptions(drain_threads=1))
+
+
+def test_a_client_lists_more_keys_than_a_page_has(tier: DaemonTier) -> None:
+    """Each once."""
+    tier.pause()
+    keys = [f"k{number:04}" for number in range(2 * MAX_KEYS + 1)]
+    for key in keys:
+        tier.write_block(key, b"")
+    listed = list(tier.list_keys())
+    tier.resume()
+
+    assert sorted(listed) == keys
