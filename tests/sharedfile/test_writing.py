@@ -428,6 +428,7 @@ def test_large_pieces_are_summed_beside_their_write(
     """Two threads at it, where processors are: the same file, and every byte counted."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(writing, "_COUNTED_BYTES", 4 * MiB)
+    monkeypatch.setattr(writing, "_SIDE_BY_SIDE_BYTES", 768 * KiB)
     size = 12 * MiB + 4097
     sizes = (5 * MiB + 777, size - 5 * MiB - 777) if ranks == "odd" else None
     data = raw.random_bytes(size)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from kvio import _native, threads
@@ -32,6 +33,8 @@ from kvio.types import MiB
 _BEYOND_CHUNK = 2 * _native.lib.KVIO_MAX_ALIGN
 #: From this length on, two threads write and sum sooner than one.
 _OVERLAP_BYTES: Final = 2 * MiB
+#: Direct writes of this length go side by side: the medium need not wait for the next one.
+_SIDE_BY_SIDE_BYTES: Final = 4 * MiB
 #: After so many at most they are counted: what a writer that dies then need not write anew.
 _COUNTED_BYTES: Final = 32 * MiB
 
@@ -256,7 +259,7 @@ class Writer:
             raise self._failure(exc, near.stripe.rank, "write") from exc
 
     def _put_side_by_side(self, part: memoryview, offset: int, stripe: Stripe) -> None:
-        """Let another thread sum the bytes while they are written; then count them."""
+        """Write, while another thread sums the bytes; then count them."""
         shares: list[tuple[int, int, int, int]] = []
 
         def sum_up() -> None:
@@ -266,10 +269,13 @@ class Writer:
                     checksum = _native.crc32c(part[first - offset : last - offset])
                     shares.append((cell, checksum, last - first, end - last))
 
-        def write() -> None:
-            self._put_whole(self._unsummed, part, offset, files.UNCOUNTED)
+        def write(at: int, end: int) -> None:
+            self._put_whole(self._unsummed, part[at:end], offset + at, files.UNCOUNTED)
 
-        self._run_all([write, sum_up])
+        step = _SIDE_BY_SIDE_BYTES if self._direct else len(part)
+        ends = [*range(step, len(part) - step // 2, step), len(part)]
+        writes = [partial(write, at, end) for at, end in zip([0, *ends], ends, strict=False)]
+        self._run_all([*writes[:1], sum_up, *writes[1:]])
         for cell, checksum, nbytes, behind in shares:
             files.count_bytes(self._map.cell_address(cell), checksum, nbytes, behind)
         self._map.tell()
