@@ -209,6 +209,9 @@ def test_a_sidecar_that_cannot_be_written_is_written_by_the_next_seal(
         ({"file_mode": "0640"}, "such as 0o640, not '0640'"),
         ({"file_mode": True}, "file_mode must be"),
         ({"file_mode": 0o040}, "does not let the owner read"),
+        ({"dir_mode": 0o40000}, "dir_mode must be 0 to 0o3777, such as 0o750, not 16384"),
+        ({"dir_mode": "0750"}, "such as 0o750, not '0750'"),
+        ({"dir_mode": 0o570}, "dir_mode 0o570 does not let the owner in"),
         ({"group": "no such group"}, "there is no group 'no such group'"),
         ({"group": -1}, "there is no group -1"),
         ({"group": (1 << 32) - 1}, "there is no group 4294967295"),
@@ -237,3 +240,36 @@ def test_a_file_is_readable_by_whom_it_says(create: Create, disk_path: Path) -> 
     assert while_written == {0o600}
     for path in (disk_path / "file", sidecar_of(disk_path / "file")):
         assert (raw.permissions(path), path.stat().st_gid) == (0o640, gid)
+
+
+@pytest.mark.parametrize("durability", ["visible", "durable"])
+def test_missing_directories_are_made_as_asked(disk_path: Path, durability: str) -> None:
+    """Whatever the umask, those that are missing and no other; each is synced in its parent."""
+    path = disk_path / "a" / "b" / "file"
+    disk_path.joinpath("a").mkdir(mode=0o711)
+    before = os.umask(0o077)
+    try:
+        with faults.inject("fsync_dir", nth=1 << 30) as fault:
+            file = SharedFile.create(
+                path.parent / "c" / "file", 1, dir_mode=0o2750, group=os.getgid(),
+                durability=durability,
+            )  # fmt: skip
+            synced = fault.seen[faults.sites()["fsync_dir"]]
+    finally:
+        os.umask(before)
+    file.abort()
+
+    assert [raw.permissions(path.parents[n]) for n in (1, 0)] == [0o711, 0o2750]
+    assert raw.permissions(path.parent / "c") == 0o2750
+    assert synced >= (2 if durability == "durable" else 0)
+
+
+def test_a_directory_that_cannot_be_made_is_an_error(disk_path: Path) -> None:
+    """A file stands in its place; and without `dir_mode` none is made."""
+    (disk_path / "file").write_bytes(b"mine")
+    with pytest.raises(kvio.StorageError, match=r"make directory '.*/file/a'"):
+        SharedFile.create(disk_path / "file" / "a" / "x", 1, dir_mode=0o755)
+    with pytest.raises(kvio.StorageError, match="open the directory"):
+        SharedFile.create(disk_path / "none" / "x", 1)
+
+    assert raw.names(disk_path) == ["file"]

@@ -89,7 +89,8 @@ class SharedFile:
         """Make a file of *size* bytes for *writers* ranks; the handle that may seal it.
 
         Args:
-            path: where it will stand once it is sealed; its directory must exist.
+            path: where it will stand once it is sealed; its directory must exist, unless
+                *dir_mode* is given.
             size: of the payload, in bytes.
             writers: how many ranks write it.
             rank: the one that this handle writes for; None: any that no other handle does.

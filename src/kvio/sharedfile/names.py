@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from kvio._native import files
 from kvio.errors import ConfigError, storage_error
+from kvio.medium import is_journaled
 
 _MAP: Final = ".kvio-map"
 _DATA: Final = ".kvio-data"
@@ -114,6 +115,37 @@ class Names:
     def close(self) -> None:
         """Close the directory."""
         os.close(self.dirfd)
+
+
+def make_directories(
+    path: str | os.PathLike[str], mode: int, *, group: int | None, durable: bool
+) -> None:
+    """Make the directories of a path that are missing, with these permissions.
+
+    Raises:
+        StorageError: one cannot be made, or given to the group.
+    """
+    directory, missing = os.path.dirname(os.path.abspath(os.fspath(path))), list[str]()
+    while not os.path.lexists(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    for made in reversed(missing):
+        try:
+            try:
+                os.mkdir(made, 0o700)
+            except FileExistsError:  # somebody else's by now
+                continue
+            if group is not None:
+                os.chown(made, -1, group)
+            os.chmod(made, mode)
+            if durable:
+                fd = os.open(os.path.dirname(made), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    files.sync_dir(fd, journaled=is_journaled(fd))
+                finally:
+                    os.close(fd)
+        except OSError as exc:
+            raise storage_error(exc.errno or 0, f"make directory {made!r}") from exc
 
 
 def open_names(path: str | os.PathLike[str]) -> Names:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvio.sharedfile import planning, steps
 from kvio.sharedfile.map import Map
-from kvio.sharedfile.names import Names, open_names
+from kvio.sharedfile.names import Names, make_directories, open_names
 from kvio.sharedfile.status import SharedFileStatus, status_of
 from kvio.types import Verify
 
@@ -63,10 +63,13 @@ def create(
     """Make a file; see `SharedFile.create`."""
     chosen = planning.choose_options(choices)
     on_start = planning.choose_places(chosen.placement, chosen.io_threads)
+    group = planning.group_number(chosen.group)
+    if chosen.dir_mode is not None:
+        durable = chosen.durability == "durable"
+        make_directories(path, chosen.dir_mode, group=group, durable=durable)
     with _opening(path) as names:
         plan, reason = planning.make_plan(names, size, writers, chosen)
         plan.layout.check_rank(rank or 0)
-        group = planning.group_number(chosen.group)
         map_, fd, allocated = steps.create(names, plan, preallocate=chosen.preallocate, group=group)
     if chosen.preallocate and not allocated:
         reason = f"{reason}; the medium cannot preallocate"

@@ -52,7 +52,10 @@ class SharedFileOptions:
             reads and verifies it.
         file_mode: permissions of the sealed file, such as 0o440; None: 0o444 less the umask of the
             process that creates it. Until it is sealed it is the owner's alone.
-        group: name or number of the group that the file is given to; None: the system's choice.
+        dir_mode: permissions of missing directories of the path, such as 0o750, which are then
+            made; None: the directory must exist.
+        group: name or number of the group that the file, and directories that are made, are given
+            to; None: the system's choice.
         preallocate: allocate all blocks before the first write.
         if_exists: "error", or "replace": a file that stands gives way when this one is sealed.
         io_threads: how many threads `submit_pwrite` uses, and how many help with large pieces.
@@ -69,6 +72,7 @@ class SharedFileOptions:
     checksum: bool = True
     sidecar: bool = False
     file_mode: int | None = None
+    dir_mode: int | None = None
     group: str | int | None = None
     preallocate: bool = True
     if_exists: Literal["error", "replace"] = "error"
@@ -86,6 +90,7 @@ class SharedFileOptions:
         if self.sidecar and (self.layout != "plain" or not self.checksum):
             raise ConfigError("sidecar=True keeps the checksums of layout='plain', checksum=True")
         check_file_mode(self.file_mode)
+        check_dir_mode(self.dir_mode)
 
 
 def check_io_threads(io_threads: int) -> None:
@@ -107,6 +112,16 @@ def check_file_mode(file_mode: int | None) -> None:
         raise ConfigError(f"file_mode must be 0 to 0o777, such as 0o640, not {file_mode!r}")
     if not file_mode & stat.S_IRUSR:
         raise ConfigError(f"file_mode {file_mode:#o} does not let the owner read")
+
+
+def check_dir_mode(dir_mode: int | None) -> None:
+    """Refuse what cannot be a directory's permissions with `ConfigError`."""
+    if dir_mode is None:
+        return
+    if type(dir_mode) is not int or not 0 <= dir_mode <= 0o3777:
+        raise ConfigError(f"dir_mode must be 0 to 0o3777, such as 0o750, not {dir_mode!r}")
+    if dir_mode & stat.S_IRWXU != stat.S_IRWXU:
+        raise ConfigError(f"dir_mode {dir_mode:#o} does not let the owner in")
 
 
 def check_verify(verify: str) -> None:
