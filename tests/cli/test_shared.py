@@ -131,6 +131,7 @@ from kvio.sharedfile import sealing
 def interrupted(*_):
     os.kill(os.getpid(), signal.SIGINT)
 sealing._read_again = interrupted
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.argv[1:] = ["shared", "recover", {str(path)!r}]
 sys.exit(cli.main())
 """

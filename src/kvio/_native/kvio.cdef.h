@@ -360,7 +360,7 @@ int kvio_shared_write_one(const kvio_call *shared, kvio_fault *fault, void *boun
 int kvio_shared_count(kvio_cell *cell, uint32_t crc, uint64_t nbytes, uint64_t behind);
 int kvio_shared_read(const kvio_call *shared, kvio_fault *fault, void *bounce,
 		     size_t bounce_bytes, int fd, int direct, const kvio_part *parts,
-		     size_t nparts, uint64_t nbytes, uint64_t offset, uint64_t file_nbytes,
+		     unsigned int nparts, uint64_t nbytes, uint64_t offset, uint64_t file_nbytes,
 		     int checksum, uint32_t *crc);
 int kvio_file_create(kvio_fault *fault, int dirfd, const char *name);
 int kvio_file_open(kvio_fault *fault, int dirfd, const char *name, int flags);

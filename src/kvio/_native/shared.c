@@ -105,7 +105,7 @@ int kvio_shared_count(kvio_cell *cell, uint32_t crc, uint64_t nbytes, uint64_t b
  * bounce buffer.  KVIO_CORRUPT: the file ends before that. */
 int kvio_shared_read(const kvio_call *shared, kvio_fault *fault, void *bounce,
 		     size_t bounce_bytes, int fd, int direct, const kvio_part *parts,
-		     size_t nparts, uint64_t nbytes, uint64_t offset, uint64_t file_nbytes,
+		     unsigned int nparts, uint64_t nbytes, uint64_t offset, uint64_t file_nbytes,
 		     int checksum, uint32_t *crc)
 {
 	kvio_call call = *shared;

@@ -159,7 +159,6 @@ class Reader:
     ) -> None:
         self._fd, self.index, self._path = fd, index, path
         self._checksums = index.checksums if verify == "full" else None
-        self._nbytes = os.fstat(fd).st_size
         self._run_all = run_all
         self._mode = mode
         self._direct_fd: int | None = None
@@ -278,7 +277,7 @@ class Reader:
             fd,
             piece.parts,
             piece.offset,
-            file_nbytes=self._nbytes,
+            file_nbytes=self.index.layout.size,
             checksum=self._checksums is not None,
             bounce=bounce,
         )

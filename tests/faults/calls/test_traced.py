@@ -83,6 +83,8 @@ _MAP: Final = {
     "pread64": ANY,
     "preadv2": ANY,
     "readlink": ANY,
+    "fsetxattr": 1,  # the id of a file with a sidecar
+    "fgetxattr": 1,
 }
 
 _TRIES: Final = 8

