@@ -48,7 +48,8 @@ class Case:
 
     def create(self, path: Path, **more: Any) -> SharedFile:
         """Make a file of this case."""
-        choices = {"mode": self.mode, "cell_bytes": _CELL_BYTES, "file_mode": _FILE_MODE}
+        choices: dict[str, Any] = {"mode": self.mode, "cell_bytes": _CELL_BYTES}
+        choices["file_mode"] = _FILE_MODE
         choices |= {**self.options, **more}
         return SharedFile.create(path, self.size, writers=WRITERS, **choices)
 
