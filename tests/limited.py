@@ -1,10 +1,15 @@
-"""Programs whose address space is limited: real allocations that really fail."""
+"""Address space that is limited, of a program or of a test: real allocations that really fail."""
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 _PRELUDE = """
 import asyncio, contextlib, os, pickle, resource, sys
@@ -51,3 +56,15 @@ def run_limited(program: str, *arguments: object) -> None:
     )
 
     assert done.returncode == 0, done.stderr
+
+
+@contextmanager
+def at_most(nbytes: int) -> Iterator[None]:
+    """Let this process have so much more address space inside the block, and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -13,7 +13,6 @@ import pytest
 
 import kvio
 from kvio.abc import Backend, RawBlock
-from kvio.backends.posix.raw import RawFile
 from kvio.testing.fakes import ForwardingBackend, WrappedStore
 from kvio.types import BlockResult, Cancellation, Capabilities
 from kvio.types import BlockStatus as Status
@@ -304,19 +303,3 @@ def test_no_descriptor_is_left_open(store: kvio.Store, root: Path, disk_path: Pa
         faultlab.file_of(root, KEY).unlink()
 
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # the directory of the key
-
-
-def test_a_file_that_cannot_be_read_is_an_error_with_its_key(disk_path: Path) -> None:
-    """What the kernel refuses, such as a place before the first byte."""
-    (disk_path / "file").write_bytes(b"data")
-    dirfd = os.open(disk_path, os.O_RDONLY)
-    file = RawFile(dirfd, "file", "a/key")
-    out = bytearray(4)
-    file.read_into(memoryview(out), 0)
-    with pytest.raises(kvio.StorageError, match="read the file") as caught:
-        file.read_into(memoryview(bytearray(4)), -5)
-    file.close()
-    os.close(dirfd)
-
-    assert out == b"data"
-    assert caught.value.key == "a/key"

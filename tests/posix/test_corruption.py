@@ -13,6 +13,7 @@ from typing import Literal
 import pytest
 
 import kvio
+from kvio.backends.posix.raw import RawFile
 from tests.posix import faultlab
 from tests.posix.faultlab import TRAILER_BYTES
 
@@ -364,3 +365,19 @@ def test_error_counts_a_broken_block_as_taken(root: Path, backend: str) -> None:
         store.write_block(KEY, PAYLOAD, if_exists="error")
 
     assert faultlab.file_of(root, KEY).read_bytes() == b"broken"
+
+
+def test_a_file_that_cannot_be_read_is_an_error_with_its_key(disk_path: Path) -> None:
+    """What the kernel refuses, such as a place before the first byte."""
+    (disk_path / "file").write_bytes(b"data")
+    dirfd = os.open(disk_path, os.O_RDONLY)
+    file = RawFile(dirfd, "file", "a/key")
+    out = bytearray(4)
+    file.read_into(memoryview(out), 0)
+    with pytest.raises(kvio.StorageError, match="read the file") as caught:
+        file.read_into(memoryview(bytearray(4)), -5)
+    file.close()
+    os.close(dirfd)
+
+    assert out == b"data"
+    assert caught.value.key == "a/key"

@@ -294,3 +294,12 @@ def test_a_name_that_was_taken_and_is_free_again_costs_no_descriptor(root: Path)
             closed.append(fault.seen[faults.sites()["close"]])
         assert [bytes(store.read_block(f"k{number}")) for number in range(2)] == [b"data"] * 2
     assert closed[0] == closed[1]
+
+
+def test_a_directory_with_its_mode_is_not_given_it_again(root: Path) -> None:
+    """Not every file system takes a change of mode: none is asked for where none is needed."""
+    with kvio.open_store("posix-tmpfile", root=root, layout="plain") as store:
+        with faults.inject("fchmod", error=errno.EPERM) as fault:
+            store.write_block("new/k", b"data")
+        assert fault.seen[faults.sites()["mkdir"]] == 1
+        assert fault.seen[faults.sites()["fchmod"]] == 0

@@ -351,3 +351,19 @@ def test_files_of_a_closed_tier_fail(store: WrappedStore[Medium]) -> None:
             reader.read()
         reader.close()
         assert store.wrapper.order("stored") == ["read"]
+
+
+def test_a_staged_file_of_a_closed_tier_gives_its_room_back(store: WrappedStore[Medium]) -> None:
+    """All of it was staged, with nothing left to write: it is refused all the same."""
+    with staged(store, CAPACITY) as tier:
+        file = tier.open("k", "wb")
+        file.write(bytes(CAPACITY // 4))
+        before = tier.stats().used_bytes
+        tier.close(timeout=LONG_S)
+        with pytest.raises(kvio.StoreClosedError, match="tier is closed"):
+            file.close()
+
+        assert before == CAPACITY // 4
+        assert tier.stats().used_bytes == 0
+        assert file.receipt is None
+        assert store.wrapper.order("stored") == []

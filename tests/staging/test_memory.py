@@ -17,6 +17,7 @@ from kvio.wrappers.staging.extents import Extents, Span
 from kvio.wrappers.staging.host import HostMemory
 from kvio.wrappers.staging.memory import flat_parts, open_memory
 from kvio.wrappers.staging.pieces import cut_spans, pairs
+from tests.limited import at_most
 
 from .device_promises import noise
 from .test_pages import address_of
@@ -277,3 +278,11 @@ def test_memory_that_the_system_refuses_is_an_error_with_its_size() -> None:
         open_memory("host", 1 << 60)
 
     assert caught.value.nbytes == 1 << 60
+
+
+def test_memory_that_cannot_be_mapped_is_an_error_with_its_size() -> None:
+    """The machine has it, this process may not."""
+    with at_most(8 * MiB), pytest.raises(OutOfMemoryError, match="staging memory") as caught:
+        open_memory("host", 64 * MiB)
+
+    assert caught.value.nbytes == 64 * MiB

@@ -12,6 +12,7 @@ import kvio
 from kvio.testing.fakes import WrappedStore
 from kvio.types import MiB
 from kvio.wrappers.staging.daemon.client import DaemonTier
+from tests.limited import at_most
 from tests.staging.medium import LONG_S, SOON_S, Medium, disk_error, open_medium, staged
 
 PAGE = 4096
@@ -376,3 +377,18 @@ def test_memory_that_was_given_back_is_not_resident(store: WrappedStore[Medium])
         tier.shrink(48 * MiB)
 
         assert before - resident() > 40 * MiB
+
+
+def test_a_staged_block_without_memory_is_named_with_its_size(store: WrappedStore[Medium]) -> None:
+    """The copy that a read makes finds none; the block is read as soon as there is some."""
+    size = 64 * kvio.MiB  # above what malloc keeps: it is mapped anew
+    with staged(store, 2 * size) as tier:
+        tier.pause()
+        tier.write_block("k", bytes(size))
+        with at_most(8 * kvio.MiB), pytest.raises(kvio.OutOfMemoryError, match="'k'") as caught:
+            tier.read_block("k", nbytes=size - 1)
+        again = len(tier.read_block("k"))
+        tier.resume()
+
+    assert (caught.value.key, caught.value.nbytes) == ("k", size - 1)
+    assert again == size
