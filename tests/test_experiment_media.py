@@ -215,7 +215,7 @@ def test_a_loop_device_is_tuned_and_gone_afterwards(clean: Path) -> None:
     """The row's thresholds are those of the calibration that tune wrote, which is recorded."""
     if shutil.which("mkfs.ext4") is None:
         pytest.skip("needs mkfs.ext4 (Debian package e2fsprogs)")
-    status = media.run(_limits(clean), kinds=["ext4"])
+    status = media.run(_limits(clean, budget_s=40.0), kinds=["ext4"])
 
     assert status == 0
     row = _row(clean)
