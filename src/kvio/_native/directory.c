@@ -164,14 +164,10 @@ int kvio_remove(kvio_fault *fault, int dirfd, const char *name)
 	return r;
 }
 
-static int delete_one(kvio_call *call, kvio_op *op)
+static int unlink_synced(kvio_call *call, kvio_op *op)
 {
 	int r;
 
-	if (op->dirfd < 0)
-		return kvio_no_directory(op, KVIO_SITE_UNLINK);
-	if (kvio_cancelled(call))
-		return -ECANCELED;
 	op->site = KVIO_SITE_UNLINK;
 	r = kvio_remove(call->fault, op->dirfd, op->name);
 	if (r == -ENOENT && kvio_dir_is_gone(call, op))
@@ -180,6 +176,30 @@ static int delete_one(kvio_call *call, kvio_op *op)
 		op->site = KVIO_SITE_FSYNC_DIR;
 		r = sync_directory(call, op->dirfd);
 	}
+	return r;
+}
+
+/* Where names and inodes reach the disk in any order, a power cut may bring the name back:
+ * until the directory is synced its inode must not become another file's. */
+static int delete_one(kvio_call *call, kvio_op *op)
+{
+	const uint32_t careful = KVIO_DURABLE | KVIO_UNJOURNALED;
+	int held = -1, r;
+
+	if (op->dirfd < 0)
+		return kvio_no_directory(op, KVIO_SITE_UNLINK);
+	if (kvio_cancelled(call))
+		return -ECANCELED;
+	if ((call->flags & careful) == careful) {
+		op->site = KVIO_SITE_OPEN_READ;
+		held = sys_openat(call->fault, KVIO_SITE_OPEN_READ, op->dirfd, op->name,
+				  O_PATH | O_NOFOLLOW, 0);
+		if (held < 0 && held != -ENOENT)
+			return held;
+	}
+	r = unlink_synced(call, op);
+	if (held >= 0)
+		sys_close(call->fault, held);
 	return r;
 }
 
