@@ -24,13 +24,13 @@ _file = os.environ.pop(VARIABLE, None)
 
 
 def reason_of(report: Any) -> str:
-    """Give the reason of a skip."""
+    """Return the reason of a skip."""
     *_, reason = report.longrepr
     return str(reason).removeprefix("Skipped: ")
 
 
 def excesses(reports: Iterable[Any], limits: Mapping[str, int]) -> list[str]:
-    """Say what is skipped beyond the limits, a line a reason; the longest that fits holds."""
+    """Return what skips beyond the limits, one line per reason; the longest that fits holds."""
     counts: Counter[str] = Counter()
     found = []
     for report in reports:

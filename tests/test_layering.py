@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("exits", "threads", "url"),
     },
     "sharedfile": {
-        *("_native", "buffers", "descriptors", "errors", "executor", "exits", "forks"),
+        *("_native", "abc", "buffers", "descriptors", "errors", "executor", "exits", "forks"),
         *("medium", "placement", "policies", "threads", "types"),
     },
     "registry": {"abc", "descriptors", "errors"},

@@ -91,7 +91,7 @@ def test_a_new_reason_is_an_error(tmp_path: Path) -> None:
 
 
 def test_what_needs_root_is_marked_so(tmp_path: Path) -> None:
-    """Else `-m root` leaves out what everybody else skips, and nobody runs it."""
+    """Else `-m root` leaves out what other users skip, and it is never run."""
     status, said = run(tmp_path, ENOUGH, tests=TESTS.replace("@pytest.mark.root\n", ""))
 
     assert status == 1

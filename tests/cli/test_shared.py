@@ -78,9 +78,9 @@ def test_a_file_that_is_being_written_is_described_and_left_alone(disk_path: Pat
     text = done.stdout.decode()
     assert text.startswith(f"{path}: being written, ")
     assert "rank 1     being written, " in text
-    assert "rank 2     nobody writes it, " in text
+    assert "rank 2     no writer, " in text
     assert "rank 0 " not in text
-    assert "nobody seals it" not in text
+    assert "no process seals it" not in text
     assert (found["state"], found["writing"], found["sealer"]) == ("open", [0, 1], True)
     assert set(found["owed"]) == {"1", "2"}
     assert found["owed_bytes"] == SIZE - first

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,7 +21,8 @@ from kvio.doctor import diagnose
 from kvio.filesystem.sysfs import tree_at
 from kvio.placement.devices import locate_path
 from kvio.types import Finding
-from tests.posix import children, faultlab, mounts
+from tests.posix import children, faultlab, mounts, strace
+from tests.posix.strace import where
 
 pytestmark = pytest.mark.root
 NAMED = "named temporary, rename"
@@ -111,6 +113,34 @@ def test_a_replaced_block_keeps_a_name_until_the_directory_is_synced(
         store.write_block("k", OLD, if_exists="replace")
         assert faultlab.temporaries(unjournaled) == [left]
         assert store.sweep() == [str(left)]
+
+
+def test_a_deleted_block_is_held_until_the_directory_is_synced(
+    unjournaled: Path, tmp_path: Path
+) -> None:
+    """Its inode becomes no other file's while a power cut can bring the name back."""
+    with durable(unjournaled) as store:
+        store.write_block("k", OLD)
+    log = tmp_path / "trace"
+    program = f"""
+import kvio
+with kvio.open_store(
+    "posix-tmpfile", root={str(unjournaled)!r}, durability="durable", layout="plain"
+) as store:
+    open("/dev/null").close()
+    store.delete_block("k")
+"""
+    command = strace.command(log, "-e", "trace=openat,unlinkat,fsync,close")
+    subprocess.run([*command, sys.executable, "-c", program], check=True)
+    lines = log.read_text().splitlines()
+    lines = lines[max(where(lines, '"/dev/null"')) :]
+    (held,) = where(lines, r'openat\(.*"k", .*O_PATH')
+    fd = lines[held].rsplit("= ", 1)[1]
+    (unlinked,) = where(lines, r'unlinkat\(.*"k"')
+    synced = min(number for number in where(lines, r"fsync\(\d+\)") if number > unlinked)
+    closed = min(number for number in where(lines, rf"close\({fd}\)") if number > held)
+
+    assert held < unlinked < synced < closed
 
 
 def test_a_directory_that_has_the_key_s_name_is_not_moved(unjournaled: Path) -> None:

@@ -428,7 +428,7 @@ def _forget(path: Path) -> None:
 
 
 def _cached(path: Path) -> float:
-    """Tell how much of a file is in the page cache; 0 where the kernel does not say."""
+    """Return how much of a file is in the page cache, 0 to 1; 0 where the kernel does not say."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return _native.cached_fraction(fd, LARGE) or 0.0

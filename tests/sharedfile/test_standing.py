@@ -26,7 +26,7 @@ DATA = raw.random_bytes(SIZE)
 
 
 def test_old_probes_go_and_young_ones_stay(create: Create, disk_path: Path) -> None:
-    """A young one is of a process that looks at the medium right now."""
+    """A young one belongs to a process that examines the file system right now."""
     young, old = (disk_path / f".file.kvio-probe.{digit * 16}" for digit in "ab")
     for probe in (young, old):
         probe.touch()
@@ -42,7 +42,7 @@ def test_old_probes_go_and_young_ones_stay(create: Create, disk_path: Path) -> N
 def test_data_of_another_length_is_not_what_the_map_was_made_for(
     create: Create, join: Create, nbytes: int
 ) -> None:
-    """Somebody cut it or made it longer: neither a writer nor a recovery takes it."""
+    """It was cut or made longer: neither a writer nor a recovery takes it."""
     file = create("file", SIZE, writers=2)
     path = Path(file.path)
     os.truncate(data_of(path), nbytes)
@@ -72,7 +72,7 @@ def test_a_map_of_another_boot_is_refused(create: Create, join: Create, byte: in
 def test_without_an_exchange_of_names_a_file_is_replaced_by_a_move(
     disk_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
 ) -> None:
-    """As on file systems that have none; an error of the medium is one."""
+    """As on file systems that have none; an error of the disk is one."""
     for module in (sealing, steps):
         monkeypatch.setattr(module, "is_journaled", lambda _: False)
     path = disk_path / "file"

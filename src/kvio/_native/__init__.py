@@ -193,7 +193,7 @@ def fs_magic(fd: int) -> int:
 
 
 def cached_fraction(fd: int, nbytes: int, offset: int = 0) -> float | None:
-    """Tell how much of a range is in the page cache; None where the kernel does not say."""
+    """Return the share of a range in the page cache, 0 to 1; None where the kernel does not say."""
     pages = _cached_pages(fd, nbytes, offset)
     return None if pages is None else float(min(1.0, pages[0] * _PAGE_BYTES / nbytes))
 

@@ -48,7 +48,7 @@ def status(
     path: PathArgument,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """Say how far a file has come, who writes it, and what is missing.
+    """Show how far a file has come, who writes it, and what is missing.
 
     Changes nothing. Exit status 0: there is such a file, sealed or not; 1: there is none, or it
     cannot be read.
@@ -63,14 +63,16 @@ def status(
     print_line(f"  writers    {found.writers}")
     print_line(f"  checksums  {kept}")
     for rank, nbytes in islice(found.owed.items(), _NAMED_AT_MOST):
-        writes = "being written" if rank in found.writing else "nobody writes it"
+        writes = "being written" if rank in found.writing else "no writer"
         print_line(f"  rank {rank:<5} {writes}, {format_bytes(nbytes)} missing")
     if len(found.owed) > _NAMED_AT_MOST:
         print_line(f"  and {len(found.owed) - _NAMED_AT_MOST} more ranks")
     for rank, number in found.failures.items():
         print_line(f"  rank {rank:<5} failed: {os.strerror(number)}")
     if found.state != "sealed" and not found.sealer:
-        print_line(f"  nobody seals it: kvio shared recover {path}, or kvio shared abort {path}")
+        print_line(
+            f"  no process seals it: kvio shared recover {path}, or kvio shared abort {path}"
+        )
 
 
 def _in_words(found: kvio.SharedFileStatus) -> str:
@@ -107,16 +109,14 @@ def verify(
     with kvio.SharedFile.open(path) as file:
         if kvio.SharedFile.status(path).checksums == "none":
             raise kvio.UnsupportedError(f"{path} was written without checksums: nothing to verify")
-        bad = 0
+        cells, bad = file.cells(), 0
         with bytes_bar("verifying", file.size) as done:
-            for piece, error in in_threads(
-                _checker(file), file.cells(), threads or default_threads()
-            ):
+            for piece, error in in_threads(_checker(file), cells, threads or default_threads()):
                 done(piece.nbytes)
                 if error is not None:
                     bad += 1
                     print_line(f"bad {error}")
-        print_line(f"{path}: {len(file.cells())} pieces checked, {bad} bad")
+        print_line(f"{path}: {len(cells)} pieces checked, {bad} bad")
     if bad:
         raise typer.Exit(BAD_BLOCK)
 
@@ -137,8 +137,8 @@ def _checker(
 def recover(path: PathArgument) -> None:
     """Finish a file whose creator is gone, if every byte of it was written.
 
-    What was written is read again from the medium and compared with its checksums; then the file
-    is sealed. Where bytes are missing nothing is changed. Exit status 0: the file is sealed; 1: it
+    What was written is read again from the disk and compared with its checksums; then the file is
+    sealed. Where bytes are missing nothing is changed. Exit status 0: the file is sealed; 1: it
     is not, and what is missing is printed.
     """
     file = kvio.SharedFile.recover(path)

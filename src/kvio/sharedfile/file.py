@@ -248,13 +248,7 @@ class SharedFile:
         Raises:
             ConfigError: there is no such rank.
         """
-        layout = self._layout
-        if rank is None:
-            return [Extent(start, end - start) for _, _, start, end in layout.all_cells()]
-        layout.check_rank(rank)
-        stripes = layout.stripes_of(rank)
-        cells = (cell for stripe in stripes for cell in layout.cells_of(stripe))
-        return [Extent(start, end - start) for _, start, end in cells]
+        return [Extent(start, end - start) for _, _, start, end in self._layout.all_cells(rank)]
 
     def pwrite(self, data: Data, offset: int) -> int:
         """Write all bytes of *data* at *offset* of the file; the count.

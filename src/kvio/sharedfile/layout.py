@@ -168,9 +168,26 @@ class Layout:
             yield number, max(at, stripe.start), min(at + self.cell_bytes, stripe.end)
             at, number = at + self.cell_bytes, number + 1
 
-    def all_cells(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the rank, number, start and end of every cell, in file order."""
-        for stripe in map(self.stripe, range(self.stripes)):
+    def cells_between(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the number, start and end of each cell that a range touches, in file order."""
+        while start < end:
+            stripe = self.stripe_at(start)
+            index = (start - stripe.origin) // self.cell_bytes
+            first = stripe.origin + index * self.cell_bytes
+            last = min(first + self.cell_bytes, stripe.end)
+            yield stripe.first_cell + index, max(first, stripe.start), last
+            start = last
+
+    def all_cells(self, rank: int | None = None) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the rank, number, start and end of every cell, of a rank or of all, in file order.
+
+        Raises:
+            ConfigError: there is no such rank.
+        """
+        if rank is not None:
+            self.check_rank(rank)
+        stripes = map(self.stripe, range(self.stripes)) if rank is None else self.stripes_of(rank)
+        for stripe in stripes:
             for number, start, end in self.cells_of(stripe):
                 yield stripe.rank, number, start, end
 

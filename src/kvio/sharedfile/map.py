@@ -207,15 +207,7 @@ class Map:
 
     def missing(self, rank: int | None = None) -> Iterator[Missing]:
         """Yield the cells that are not whole, of a rank or of all, in file order."""
-        layout = self.plan.layout
-        if rank is not None:
-            layout.check_rank(rank)
-        cells = (
-            layout.all_cells()
-            if rank is None
-            else ((rank, *cell) for s in layout.stripes_of(rank) for cell in layout.cells_of(s))
-        )
-        for owner, number, start, end in cells:
+        for owner, number, start, end in self.plan.layout.all_cells(rank):
             if self.written(number) != end - start:
                 yield Missing(owner, start, end - start)
 

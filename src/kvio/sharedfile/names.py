@@ -133,7 +133,7 @@ def make_directories(
         try:
             try:
                 os.mkdir(made, 0o700)
-            except FileExistsError:  # somebody else's by now
+            except FileExistsError:  # another process made it
                 continue
             if group is not None:
                 os.chown(made, -1, group)

@@ -89,8 +89,8 @@ class SharedFileOptions:
             raise ConfigError(f"align must be 'auto' or a power of two, not {self.align!r}")
         if self.sidecar and (self.layout != "plain" or not self.checksum):
             raise ConfigError("sidecar=True keeps the checksums of layout='plain', checksum=True")
-        check_file_mode(self.file_mode)
-        check_dir_mode(self.dir_mode)
+        _check_permissions("file_mode", self.file_mode, 0o777, "0o640", stat.S_IRUSR, "read")
+        _check_permissions("dir_mode", self.dir_mode, 0o3777, "0o750", stat.S_IRWXU, "in")
 
 
 def check_io_threads(io_threads: int) -> None:
@@ -104,24 +104,16 @@ def check_mode(mode: str) -> None:
     _check_choice("mode", mode, get_args(Mode))
 
 
-def check_file_mode(file_mode: int | None) -> None:
-    """Refuse what cannot be a file's permissions with `ConfigError`."""
-    if file_mode is None:
+def _check_permissions(  # what the message names
+    name: str, mode: int | None, most: int, example: str, needs: int, deed: str
+) -> None:
+    """Refuse what cannot be permissions, or lacks what the owner *needs*, with `ConfigError`."""
+    if mode is None:
         return
-    if type(file_mode) is not int or not 0 <= file_mode <= 0o777:
-        raise ConfigError(f"file_mode must be 0 to 0o777, such as 0o640, not {file_mode!r}")
-    if not file_mode & stat.S_IRUSR:
-        raise ConfigError(f"file_mode {file_mode:#o} does not let the owner read")
-
-
-def check_dir_mode(dir_mode: int | None) -> None:
-    """Refuse what cannot be a directory's permissions with `ConfigError`."""
-    if dir_mode is None:
-        return
-    if type(dir_mode) is not int or not 0 <= dir_mode <= 0o3777:
-        raise ConfigError(f"dir_mode must be 0 to 0o3777, such as 0o750, not {dir_mode!r}")
-    if dir_mode & stat.S_IRWXU != stat.S_IRWXU:
-        raise ConfigError(f"dir_mode {dir_mode:#o} does not let the owner in")
+    if type(mode) is not int or not 0 <= mode <= most:
+        raise ConfigError(f"{name} must be 0 to {most:#o}, such as {example}, not {mode!r}")
+    if mode & needs != needs:
+        raise ConfigError(f"{name} {mode:#o} does not let the owner {deed}")
 
 
 def check_verify(verify: str) -> None:

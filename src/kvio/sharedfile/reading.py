@@ -7,12 +7,13 @@ import operator
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from kvio import _native, threads
 from kvio._native import files
+from kvio.abc import RunAll
 from kvio.buffers import BouncePool, Data, aligned, as_parts, check_memory, scatter, total_bytes
 from kvio.errors import (
     BlockNotFoundError,
@@ -125,7 +126,7 @@ class _Cell(NamedTuple):
     number: int
     start: int
     end: int
-    out: Sequence[memoryview] = ()
+    out: Sequence[memoryview]
     room: memoryview | None = None
 
 
@@ -154,7 +155,7 @@ class Reader:
         path: str,
         verify: Verify,
         *,
-        run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]],
+        run_all: RunAll,
         mode: Mode = "hybrid",
     ) -> None:
         self._fd, self.index, self._path = fd, index, path
@@ -197,33 +198,22 @@ class Reader:
     def _read(self, parts: Sequence[memoryview], start: int, end: int) -> None:
         """Read cell by cell, the pieces of all side by side."""
         cells, pieces = list[_Cell](), list[_Piece]()
-        for cell, at, stop in self._cells_between(start, end):
-            own = slice_parts(parts, at - start, stop - start)
-            whole = (at, stop) == (cell.start, cell.end)
-            if self._checksums is not None and not whole:  # what is read in part is read whole
-                room = aligned(cell.end - cell.start, 64)
-                cell = cell._replace(out=own, room=room[at - cell.start : stop - cell.start])
-                at, own = cell.start, [room]
-            else:
-                cell = cell._replace(out=own)
-            pieces += self._cut(len(cells), own, at, direct=whole and self._is_cold(cell))
+        for number, first, last in self.index.layout.cells_between(start, end):
+            at, stop = max(first, start), min(last, end)
+            cell = _Cell(number, first, last, slice_parts(parts, at - start, stop - start))
+            whole = (at, stop) == (first, last)
+            direct = whole and self._is_cold(cell)
+            if whole or self._checksums is None:
+                pieces += self._cut(len(cells), cell.out, at, direct=direct)
+            else:  # what is read in part is read whole
+                room = aligned(last - first, 64)
+                cell = cell._replace(room=room[at - first : stop - first])
+                pieces += self._cut(len(cells), [room], first, direct=direct)
             cells.append(cell)
         tasks = [partial(self._read_piece, piece) for piece in pieces]
         sums = self._run_all(tasks) if len(tasks) > 1 else [task() for task in tasks]
         if self._checksums is not None:
-            self._check(cells, pieces, sums)
-
-    def _cells_between(self, start: int, end: int) -> Iterator[tuple[_Cell, int, int]]:
-        """Yield the cells that a range touches, and the part of it in each."""
-        layout, at = self.index.layout, start
-        while at < end:
-            stripe = layout.stripe_at(at)
-            number = (at - stripe.origin) // layout.cell_bytes
-            first = max(stripe.origin + number * layout.cell_bytes, stripe.start)
-            last = min(stripe.origin + (number + 1) * layout.cell_bytes, stripe.end)
-            stop = min(last, end)
-            yield _Cell(stripe.first_cell + number, first, last), at, stop
-            at = stop
+            self._check(self._checksums, cells, pieces, sums)
 
     def _cut(
         self, cell: int, parts: Sequence[memoryview], offset: int, *, direct: bool
@@ -260,7 +250,7 @@ class Reader:
                 except OSError as exc:
                     if exc.errno != errno.EINVAL:
                         raise
-                    self._mode = "buffered"  # the medium has no direct I/O, or asks for more
+                    self._mode = "buffered"  # there is no direct I/O, or it asks for more
                 finally:
                     self._pool.give(bounce)
             return self._fill(self._fd, piece, None)
@@ -296,7 +286,13 @@ class Reader:
                     self._direct_fd, self._mode = -1, "buffered"
             return self._direct_fd
 
-    def _check(self, cells: Sequence[_Cell], pieces: Sequence[_Piece], sums: Sequence[int]) -> None:
+    def _check(
+        self,
+        checksums: Sequence[int],
+        cells: Sequence[_Cell],
+        pieces: Sequence[_Piece],
+        sums: Sequence[int],
+    ) -> None:
         """Hand out what is read whole of cells that are good.
 
         Raises:
@@ -306,9 +302,8 @@ class Reader:
         of_cell: list[list[tuple[int, int]]] = [[] for _ in cells]
         for piece, checksum in zip(pieces, sums, strict=True):
             of_cell[piece.cell].append((checksum, total_bytes(piece.parts)))
-        assert self._checksums is not None
         for cell, shares in zip(cells, of_cell, strict=True):
-            if _native.crc32c_combine(shares) != self._checksums[cell.number]:
+            if _native.crc32c_combine(shares) != checksums[cell.number]:
                 bad = bad or cell
                 for part in cell.out:
                     part[:] = bytes(len(part))  # what is corrupt is not handed out
@@ -321,7 +316,7 @@ class Reader:
             )
 
     def abandon(self) -> None:
-        """Close the descriptors in a forked child, where nobody reads."""
+        """Close the descriptors in a forked child, which does not read."""
         self._close_all()
 
     def close(self) -> None:

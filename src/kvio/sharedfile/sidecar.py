@@ -80,7 +80,7 @@ def write(names: Names, plan: Plan, fd: int, index: Index, *, journaled: bool) -
     """Write and sync the sidecar of the data file *fd*, to which no byte is written any more.
 
     Raises:
-        OSError: the medium failed; what is there of it is no sidecar of a file with a name.
+        OSError: it could not be written; what is there of it belongs to no file with a name.
     """
     info = os.fstat(fd)
     content = pack(
@@ -118,7 +118,7 @@ def read(names: Names, fd: int) -> Index | None:
         MemoryError: there is no memory for it.
     """
     info = os.fstat(fd)
-    flags = os.O_RDONLY | os.O_NONBLOCK  # of a named pipe nobody waits for a writer
+    flags = os.O_RDONLY | os.O_NONBLOCK  # a named pipe does not wait for a writer
     try:
         beside = files.open_file(names.dirfd, names.sidecar(info.st_ino), flags)
     except FileNotFoundError:

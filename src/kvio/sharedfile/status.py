@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from kvio.errors import BlockNotFoundError
-from kvio.sharedfile.index import Index
-from kvio.sharedfile.map import Map, State
+from kvio.sharedfile.map import Map
 from kvio.sharedfile.names import Names
 from kvio.sharedfile.planning import boot_id
 from kvio.sharedfile.reading import open_checked
@@ -74,20 +73,21 @@ def status_of(names: Names) -> SharedFileStatus:
 def _of_sealed(names: Names) -> SharedFileStatus:
     fd, index = open_checked(names)
     try:
-        beside = names.exists(names.sidecar(os.fstat(fd).st_ino))
+        plain = os.fstat(fd).st_size == index.layout.size
     finally:
         os.close(fd)
     return SharedFileStatus(
-        path=names.path, state="sealed", size=index.layout.size, writers=index.layout.writers,
-        checksums=_where(index, beside=beside), owed={}, writing=(), sealer=False, failures={},
+        path=names.path,
+        state="sealed",
+        size=index.layout.size,
+        writers=index.layout.writers,
+        checksums="none" if index.checksums is None else "sidecar" if plain else "file",
+        owed={},
+        writing=(),
+        sealer=False,
+        failures={},
         this_boot=True,
-    )  # fmt: skip
-
-
-def _where(index: Index, *, beside: bool) -> Literal["file", "sidecar", "none"]:
-    if index.checksums is None:
-        return "none"
-    return "sidecar" if beside else "file"
+    )
 
 
 def _of_map(names: Names, map_: Map) -> SharedFileStatus:
@@ -95,17 +95,13 @@ def _of_map(names: Names, map_: Map) -> SharedFileStatus:
     owed: Counter[int] = Counter()
     for rank, _, nbytes in map_.missing():
         owed[rank] += nbytes
-    states: dict[State, Standing] = {
-        State.PREPARING: "preparing", State.OPEN: "open", State.SEALING: "sealing",
-        State.SEALED: "sealed", State.ABORTED: "aborted", State.FAILED: "failed",
-    }  # fmt: skip
-    kept: Literal["file", "sidecar", "none"] = "file" if plan.index else "none"
+    kept = plan.checksum and (plan.index or plan.sidecar)
     return SharedFileStatus(
         path=names.path,
-        state=states[map_.state],
+        state=cast("Standing", map_.state.name.lower()),
         size=plan.layout.size,
         writers=plan.layout.writers,
-        checksums="sidecar" if plan.sidecar else kept if plan.checksum else "none",
+        checksums="none" if not kept else "sidecar" if plan.sidecar else "file",
         owed=dict(owed),
         writing=tuple(rank for rank in range(plan.layout.writers) if map_.is_locked(rank)),
         sealer=map_.is_locked(plan.layout.writers),

@@ -211,12 +211,12 @@ def _set_direct(fd: int, plan: Plan) -> None:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
 
 
-def _drop(names: Names, map_: Map, *, sealed: bool = False) -> None:
-    """Remove all there is, the map last: until then the name is taken."""
+def _drop(names: Names, map_: Map) -> None:
+    """Remove all there is of what was not sealed, the map last: until then the name is taken."""
     map_.note(State.ABORTED)
     if _is_still(names, map_):
         names.remove(names.data)
-        if map_.plan.sidecar and not sealed:
+        if map_.plan.sidecar and not names.is_inode(names.final, map_.inode):
             names.remove(names.sidecar(map_.inode[1]))
         names.remove(names.map)
 
@@ -387,7 +387,7 @@ def _take_over(names: Names, map_: Map, boot_id: bytes) -> tuple[Map, int] | Non
     if names.is_inode(names.final, map_.inode):
         if map_.plan.durable:
             files.sync_dir(names.dirfd, journaled=is_journaled(names.dirfd))
-        _drop(names, map_, sealed=True)
+        _drop(names, map_)
         map_.close()
         return None
     if map_.state in (State.PREPARING, State.ABORTED) or not names.exists(names.data):

@@ -6,7 +6,7 @@ import errno
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from kvio import _native, threads
 from kvio._native import Memory, Template, files
+from kvio.abc import RunAll
 from kvio.buffers import BouncePool, Data, aligned, as_parts, total_bytes
 from kvio.errors import (
     BlockExistsError,
@@ -33,7 +34,7 @@ from kvio.types import MiB
 _BEYOND_CHUNK = 2 * _native.lib.KVIO_MAX_ALIGN
 #: From this length on, two threads write and sum sooner than one.
 _OVERLAP_BYTES: Final = 2 * MiB
-#: Direct writes of this length go side by side: the medium need not wait for the next one.
+#: Direct writes of this length go side by side: the disk need not wait for the next one.
 _SIDE_BY_SIDE_BYTES: Final = 4 * MiB
 #: After so many at most they are counted: what a writer that dies then need not write anew.
 _COUNTED_BYTES: Final = 32 * MiB
@@ -72,26 +73,23 @@ class Writer:
         rank: int | None,
         chunk_bytes: int,
         bounces: int,
-        run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]],
+        run_all: RunAll,
     ) -> None:
         plan = map_.plan
         writers = 1 if rank is None else plan.layout.writers
         self._overlaps = plan.checksum and len(os.sched_getaffinity(0)) >= 2 * writers
         self._run_all = run_all
-        self._unsummed = _native.make_template(
-            memory_align=plan.memory_align,
-            offset_align=plan.layout.align,
-            chunk_bytes=chunk_bytes,
-        )
         self._map, self._fd, self._path, self._rank = map_, fd, path, rank
         self._layout, self._direct = plan.layout, plan.direct
         self._misaligned = plan.layout.align - 1 if plan.direct else 0  # bits that direct I/O bars
-        self._template = _native.make_template(
+        make_template = partial(
+            _native.make_template,
             memory_align=plan.memory_align,
             offset_align=plan.layout.align,
             chunk_bytes=chunk_bytes,
-            checksum=plan.checksum,
         )
+        self._template = make_template(checksum=plan.checksum)
+        self._unsummed = make_template(checksum=False)
         self._near: _Near | None = None
         self._pool = BouncePool(chunk_bytes + _BEYOND_CHUNK, limit=bounces)
         self._lock = threading.RLock()
@@ -252,22 +250,22 @@ class Writer:
             if self._overlaps and len(part) >= _OVERLAP_BYTES and len(self._busy) == 1:
                 for at in range(0, len(part), _COUNTED_BYTES):
                     piece = part[at : at + _COUNTED_BYTES]
-                    self._put_side_by_side(piece, offset + at, near.stripe)
+                    self._put_side_by_side(piece, offset + at)
             else:
                 self._put_whole(self._template, part, offset, near.c_stripe)
         except OSError as exc:
             raise self._failure(exc, near.stripe.rank, "write") from exc
 
-    def _put_side_by_side(self, part: memoryview, offset: int, stripe: Stripe) -> None:
+    def _put_side_by_side(self, part: memoryview, offset: int) -> None:
         """Write, while another thread sums the bytes; then count them."""
         shares: list[tuple[int, int, int, int]] = []
 
         def sum_up() -> None:
-            for cell, start, end in self._layout.cells_of(stripe):
-                first, last = max(start, offset), min(end, offset + len(part))
-                if first < last:
-                    checksum = _native.crc32c(part[first - offset : last - offset])
-                    shares.append((cell, checksum, last - first, end - last))
+            stop = offset + len(part)
+            for cell, start, end in self._layout.cells_between(offset, stop):
+                first, last = max(start, offset), min(end, stop)
+                checksum = _native.crc32c(part[first - offset : last - offset])
+                shares.append((cell, checksum, last - first, end - last))
 
         def write(at: int, end: int) -> None:
             self._put_whole(self._unsummed, part[at:end], offset + at, files.UNCOUNTED)

@@ -285,7 +285,7 @@ def map_of(path: Path) -> Path:
 
 
 def sidecar_of(path: Path) -> Path:
-    """Say where the checksums of a plain sealed file lie."""
+    """Return where the checksums of a plain sealed file lie."""
     return path.with_name(f".{path.name}.kvio-sums.{path.stat().st_ino:016x}")
 
 
@@ -304,7 +304,7 @@ def remove(path: Path) -> None:
 
 
 def sealed_mode() -> int:
-    """Say what permissions a sealed file has by default: what the umask leaves of reading."""
+    """Return the permissions of a sealed file by default: what the umask leaves of reading."""
     umask = os.umask(0o077)
     os.umask(umask)
     return 0o400 | 0o444 & ~umask

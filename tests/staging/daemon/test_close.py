@@ -108,7 +108,7 @@ def test_a_client_that_the_daemon_knows_no_more_closes(store: WrappedStore[Mediu
         assert tier._closed
 
 
-def test_a_client_whose_blocks_are_not_stored_in_time_says_so(
+def test_a_client_whose_blocks_miss_the_deadline_says_so(
     store: WrappedStore[Medium], daemon: StageDaemon
 ) -> None:
     """All bytes were copied, and none failed: only the time was up."""
