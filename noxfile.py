@@ -38,16 +38,16 @@ S3_SERVERS = ("minio", "versitygw", "s3mem")
 #: What the sanitized build runs: all that the C core does. Durable variants add waiting for the
 #: disk; what they call is called by tests/posix. A child that is forked while other threads are
 #: in malloc may find the lock of ASan's allocator taken for ever (no atfork handlers up to gcc 13).
-SANITIZED = ("-m", "not root", "-k", "not (TestPosix and durable) and not fork_under_load")
-#: A forked child finds ASan's allocator locked for ever if another thread was in it (gcc 12), and
-#: each of pytest's workers has one that listens: tests that fork run without workers.
-FORKING_TESTS = tuple(
-    f"tests/posix/test_{name}.py"
-    for name in ("concurrency", "fallbacks", "kill", "limits", "roots")
+SANITIZED = ("-m", "not root", "-k")
+SANITIZED_NAMES = "not (TestPosix and durable) and not fork_under_load"
+#: Each of pytest's workers has a thread that listens, so tests that fork run without workers.
+FORKING_RUNS = (
+    (*SANITIZED, SANITIZED_NAMES, "tests/posix"),
+    (*SANITIZED, f"forked_child and {SANITIZED_NAMES}", "tests/test_conformance.py"),
 )
-SANITIZED_TESTS = (
-    *(f"--ignore={path}" for path in FORKING_TESTS),
-    *("tests/posix", "tests/test_conformance.py", "tests/test_garbage.py"),
+PARALLEL_RUN = (
+    *(*PARALLEL, *SANITIZED, f"not forked_child and {SANITIZED_NAMES}"),
+    *("tests/test_conformance.py", "tests/test_garbage.py"),
     *(
         f"tests/sharedfile/test_{name}.py"
         for name in ("index", "paths", "plan", "reading", "sealing", "stateful", "writing")
@@ -132,10 +132,7 @@ def run_sanitized(session: nox.Session, compiler: str, scratch: Path) -> None:
     options = {"ASAN_OPTIONS": asan, "UBSAN_OPTIONS": "print_stacktrace=1"}
     # Without --capture=sys the last words of a dying process are lost with pytest's capture file.
     command = ("python", "-m", "pytest", "--capture=sys", "-p", "no:cacheprovider")
-    runs: list[Sequence[str]] = [
-        (*SANITIZED, *FORKING_TESTS),
-        (*PARALLEL, *SANITIZED, *SANITIZED_TESTS),
-    ]
+    runs: Sequence[Sequence[str]] = (*FORKING_RUNS, PARALLEL_RUN)
     try:
         for arguments in [session.posargs] if session.posargs else runs:
             session.run(*command, *arguments, env=preload | options)
