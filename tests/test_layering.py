@@ -20,7 +20,7 @@ PUBLIC = {"kvio", "types", "errors"}
 _MEDIA = {"backends.posix", "medium"}
 _BACKEND = {
     *("abc", "errors", "types", "url", "format", "buffers", "medium", "policies", "_native", "s3"),
-    *("descriptors", "system_memory"),
+    *("descriptors", "permissions", "system_memory"),
 }
 
 #: What each module or package may import of kvio, besides itself. Nothing may import what is not
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "filesystem": set(),
     "system_memory": {"filesystem"},
     "medium": {"_native", "filesystem"},
+    "permissions": {"_native", "errors", "medium"},
     "placement": {"_native", "errors", "filesystem", "types"},
     "_dlpack": {"_native", "errors"},
     "buffers": {"_native", "_dlpack", "system_memory", "types", "errors"},
@@ -48,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "sharedfile": {
         *("_native", "abc", "buffers", "descriptors", "errors", "executor", "exits", "forks"),
-        *("medium", "placement", "policies", "threads", "types"),
+        *("medium", "permissions", "placement", "policies", "threads", "types"),
     },
     "registry": {"abc", "descriptors", "errors"},
     "threads": {"errors"},

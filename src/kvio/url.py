@@ -52,6 +52,11 @@ class Secret:
 OptionValue: TypeAlias = str | int | float | bool | Secret | None
 T = TypeVar("T")
 
+
+class PermissionBits(int):
+    """Permission bits of a file or directory; text, as in a URL, is octal: ``0640``."""
+
+
 #: Options that are credentials, whatever backend they are for.
 SECRET_OPTIONS: Final = frozenset({"access_key", "secret_key", "session_token"})
 
@@ -213,7 +218,7 @@ def _convert(name: str, value: OptionValue, hint: Any) -> Any:
         inner = [arm for arm in get_args(hint) if arm is not type(None)]
         if value is None or value == "none":
             return None
-        return _convert(name, value, inner[0])
+        return value if type(value) in inner else _convert(name, value, inner[0])
     if origin is Literal:
         if value not in get_args(hint):
             choices = ", ".join(map(repr, get_args(hint)))
@@ -221,6 +226,8 @@ def _convert(name: str, value: OptionValue, hint: Any) -> Any:
         return value
     if hint is bool:
         return _convert_bool(name, value)
+    if hint is PermissionBits:
+        return _convert_permissions(name, value)
     if hint is int and isinstance(value, int | str) and not isinstance(value, bool):
         return parse_size(value)
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
@@ -239,6 +246,17 @@ def _convert_bool(name: str, value: OptionValue) -> bool:
     if text not in _TRUE | _FALSE:
         raise ConfigError(f"option {name!r} must be true or false, not {value!r}")
     return text in _TRUE
+
+
+def _convert_permissions(name: str, value: OptionValue) -> PermissionBits:
+    try:
+        if isinstance(value, str):
+            return PermissionBits(value, 8)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return PermissionBits(value)
+    except ValueError:
+        pass
+    raise ConfigError(f"option {name!r} must be permission bits in octal, not {value!r}")
 
 
 def _convert_float(name: str, value: float | str) -> float:

@@ -283,6 +283,7 @@ _BATCH = ("k1", "k92", "k0")
 _DURABLE: dict[str, OptionValue] = {"durability": "durable"}
 _RENAME: dict[str, OptionValue] = {"publish": "rename"}
 _PLAIN: dict[str, OptionValue] = {"layout": "plain"}
+_SHARED: dict[str, OptionValue] = {"file_mode": 0o640, "dir_mode": 0o750, "group": os.getegid()}
 _HERE = memoryview
 _OUT = faultlab.unaligned
 
@@ -300,6 +301,7 @@ SCENARIOS = (
         sampled=True,
     ),
     Scenario("write new, hostile umask", _write("keep", _HERE), fresh=True, umask=0o777),
+    Scenario("write new for a group", _write("keep", _HERE), fresh=True, options=_SHARED),
     Scenario("write new, direct", _write("keep", faultlab.aligned), "posix-direct", new=LARGE),
     Scenario("write new, direct, bounced", _write("keep", faultlab.unaligned), "posix-direct"),
     Scenario(

@@ -68,7 +68,8 @@ def check_contract(scenario: Scenario, root: Path) -> kvio.Capabilities:
             stored = faultlab.peek(root, key, layout=scenario.layout)
             assert stored == promised, scenario.name
             path = faultlab.file_of(root, key, layout=scenario.layout)
-            assert stored is None or path.stat().st_mode & 0o7777 == 0o600, scenario.name
+            mode = scenario.options.get("file_mode", 0o600)
+            assert stored is None or path.stat().st_mode & 0o7777 == mode, scenario.name
             assert stored is None or path.stat().st_nlink == 1, scenario.name
         assert not faultlab.temporaries(root), scenario.name
         return store.capabilities

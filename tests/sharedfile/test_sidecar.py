@@ -212,7 +212,7 @@ def test_a_sidecar_that_cannot_be_written_is_written_by_the_next_seal(
         ({"file_mode": 0o040}, "does not let the owner read"),
         ({"dir_mode": 0o40000}, "dir_mode must be 0 to 0o3777, such as 0o750, not 16384"),
         ({"dir_mode": "0750"}, "such as 0o750, not '0750'"),
-        ({"dir_mode": 0o570}, "dir_mode 0o570 does not let the owner in"),
+        ({"dir_mode": 0o570}, "dir_mode 0o570 does not let the owner read, write and search"),
         ({"group": "no such group"}, "there is no group 'no such group'"),
         ({"group": -1}, "there is no group -1"),
         ({"group": (1 << 32) - 1}, "there is no group 4294967295"),

@@ -38,7 +38,7 @@ SITES: Final = (
     "", "open a temporary file", "open the block", "open the directory", "make the directory",
     "fstat", "fchmod", "fallocate", "write", "read", "fdatasync", "start writeback", "link",
     "rename", "unlink", "fsync the directory", "close", "cachestat", "fcntl", "truncate",
-    "get random bytes",
+    "get random bytes", "check that the directory exists", "set the group",
 )  # fmt: skip
 
 CORRUPTIONS: Final = (
@@ -56,6 +56,28 @@ class Template:
     keep: object
 
 
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Permission bits of the files and directories that a call makes, and the group they get.
+
+    *group*: a number; None: the group that the system chooses.
+    """
+
+    file_mode: int = 0o600
+    dir_mode: int = 0o700
+    group: int | None = None
+
+    def apply_to(self, call: Any) -> None:
+        """Put them into a ``kvio_call *``."""
+        call.file_mode = self.file_mode
+        call.dir_mode = self.dir_mode
+        call.group = lib.KVIO_NO_GROUP if self.group is None else self.group
+
+
+#: What kvio makes is its owner's alone, unless something else is asked for.
+PRIVATE: Final = Permissions()
+
+
 def make_template(
     *,
     memory_align: int = 4096,
@@ -64,6 +86,7 @@ def make_template(
     temp_prefix: bytes = b"",
     reach_bytes: int = 0,
     checksum: bool = False,
+    permissions: Permissions = PRIVATE,
 ) -> Template:
     """Make the shared settings of a store's calls.
 
@@ -76,6 +99,7 @@ def make_template(
     call.offset_align = offset_align
     call.chunk_bytes = chunk_bytes
     call.temp_prefix = prefix
+    permissions.apply_to(call)
     call.flags = lib.KVIO_CHECKSUM if checksum else 0
     recent = ffi.new("kvio_recent *", {"reach_bytes": reach_bytes}) if reach_bytes else ffi.NULL
     call.recent = recent
@@ -126,11 +150,12 @@ def open_dir(
     durable: bool = False,
     journaled: bool = True,
     read_only: bool = False,
+    permissions: Permissions = PRIVATE,
 ) -> int:
-    """Open a directory below another, made 0700 if asked; the caller closes it.
+    """Open a directory below another, making it if asked; the caller closes it.
 
     *durable*: what is made is synced; *journaled*: see ``KVIO_UNJOURNALED``; *read_only*: the mode
-    of no directory is repaired.
+    of no directory is repaired; *permissions*: of what is made.
 
     Raises:
         OSError: as the failing system call says; links are never followed.
@@ -142,6 +167,7 @@ def open_dir(
         | (0 if journaled else lib.KVIO_UNJOURNALED)
         | (lib.KVIO_READ_ONLY if read_only else 0)
     )
+    permissions.apply_to(call)
     return check(lib.kvio_open_dir(call, rootfd, path.encode(), create), path)
 
 

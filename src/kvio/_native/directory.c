@@ -83,9 +83,31 @@ static int open_component(kvio_call *call, int parent, const char *name)
 	return fd;
 }
 
-/* 0700 whatever the umask: exactly, of a directory that was just made; of another one of
- * ours where this user would be refused something.  (root never is.)  What is only read
- * may do without. */
+/* Give a directory that was just made its group and permissions, whatever the umask. */
+static int set_dir_mode(kvio_call *call, int fd, const struct stat *st)
+{
+	int r = 0;
+
+	if (call->group != KVIO_NO_GROUP)
+		r = sys_fchown_group(call->fault, fd, call->group);
+	else if ((st->st_mode & 07777) == call->dir_mode)
+		return 0;
+	if (!r)
+		r = sys_fchmod(call->fault, fd, call->dir_mode);
+	return r;
+}
+
+/* Is a directory that others share one of ours that they cannot use?  Its maker may have
+ * died before it gave the directory its permissions. */
+static int lacks_shared_bits(const kvio_call *call, const struct stat *st)
+{
+	return call->dir_mode & 0077 && st->st_uid == geteuid() &&
+	       (call->dir_mode & ~st->st_mode & 07777);
+}
+
+/* The permissions of dir_mode, of a directory that was just made; of an existing one the
+ * owner's own, where this user would be refused something (root never is), and all of
+ * dir_mode where others share it.  What is only read may do without. */
 static int own_dir_mode(kvio_call *call, int fd, int made, int create)
 {
 	struct stat st;
@@ -93,8 +115,9 @@ static int own_dir_mode(kvio_call *call, int fd, int made, int create)
 
 	if (r < 0)
 		return r;
-	if (made ? (st.st_mode & 07777) == 0700
-		 : !lacks_own_bits(&st) || !sys_access(call->fault, fd, R_OK | W_OK | X_OK))
+	if (made || (create && lacks_shared_bits(call, &st)))
+		return set_dir_mode(call, fd, &st);
+	if (!lacks_own_bits(&st) || !sys_access(call->fault, fd, R_OK | W_OK | X_OK))
 		return 0;
 	r = sys_fchmod(call->fault, fd, 0700);
 	return create ? r : 0;

@@ -27,7 +27,11 @@
 #define KVIO_SITE_TRUNCATE 19
 #define KVIO_SITE_RANDOM 20
 #define KVIO_SITE_ALIVE 21
-#define KVIO_SITES 22
+#define KVIO_SITE_FCHOWN 22
+#define KVIO_SITES 23
+
+/* kvio_call.group: files and directories keep the group that the system gives them. */
+#define KVIO_NO_GROUP 4294967295
 
 /* kvio_fault.error: kill the process instead of failing the call. */
 #define KVIO_FAULT_KILL -9
@@ -164,12 +168,15 @@ typedef struct {
 	uint8_t *bounce;
 	size_t bounce_bytes;
 	const char *temp_prefix;
+	uint32_t file_mode;		/* permissions of a block */
+	uint32_t dir_mode;		/* permissions of a directory that is made */
+	uint32_t group;			/* of both; or KVIO_NO_GROUP */
 	kvio_recent *recent;
 	kvio_fault *fault;
 	int32_t cancel;
 	int64_t handled_ms;		/* when handlers of signals could last run; 0: not yet */
 	int32_t expect_standing;	/* the last key that was asked for was taken */
-	int32_t umask_is_kind;		/* a new file was 0600 without further ado */
+	int32_t umask_is_kind;		/* a new file had file_mode without fchmod */
 	int32_t spare_files;		/* durable windows of the process hold so many open at most */
 } kvio_call;
 

@@ -55,7 +55,14 @@ static int no_tmpfile_here(int r)
 	return r == -EOPNOTSUPP || r == -EISDIR || r == -EINVAL || r == -ENOSYS || r == -ENOENT;
 }
 
-/* A refusal is believed the second time: another thread may have put a new
+/* The permissions with which a temporary is created.  With a group it is the owner's
+ * alone until it belongs to that group: the bits are meant for no other one. */
+static mode_t first_mode(const kvio_call *call)
+{
+	return call->group == KVIO_NO_GROUP ? call->file_mode : 0600;
+}
+
+/* A refusal counts only the second time: another thread may have put a new
  * directory under the number of a removed one in between. */
 static int open_anonymous(kvio_call *call, kvio_op *op, int flags)
 {
@@ -64,7 +71,7 @@ static int open_anonymous(kvio_call *call, kvio_op *op, int flags)
 	op->temp[0] = 0;
 	for (int tries = 0; tries < 2 && r == -ENOENT; tries++) {
 		r = sys_openat(call->fault, KVIO_SITE_OPEN_TEMP, op->dirfd, ".",
-			       O_TMPFILE | O_WRONLY | flags, 0600);
+			       O_TMPFILE | O_WRONLY | flags, first_mode(call));
 		r = stale_or(call, op, r);
 	}
 	if (r < 0 && no_tmpfile_here(r))
@@ -79,14 +86,15 @@ static int open_named(kvio_call *call, kvio_op *op, int flags)
 	if (r < 0)
 		return r;
 	r = sys_openat(call->fault, KVIO_SITE_OPEN_TEMP, op->dirfd, op->temp,
-		       O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | flags, 0600);
+		       O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | flags, first_mode(call));
 	if (r < 0)
 		op->temp[0] = 0;
 	return r;
 }
 
-/* The umask may have taken bits away from 0600; it can never add any.  One that
- * did not at the first file of a call is taken not to at the others. */
+/* Give a temporary the permissions and the group of a block.  The umask may have taken
+ * bits away from those it was created with; it can never add any.  One that did not at
+ * the first file of a call is taken not to at the others. */
 static int own_mode(kvio_call *call, kvio_op *op)
 {
 	struct stat st;
@@ -94,13 +102,19 @@ static int own_mode(kvio_call *call, kvio_op *op)
 
 	if (call->umask_is_kind)
 		return 0;
-	r = sys_fstat(call->fault, op->fd, &st);
-	if (r < 0)
-		return kvio_failed(op, KVIO_SITE_FSTAT, r);
-	call->umask_is_kind = (st.st_mode & 07777) == 0600;
-	if (call->umask_is_kind)
-		return 0;
-	r = sys_fchmod(call->fault, op->fd, 0600);
+	if (call->group != KVIO_NO_GROUP) {
+		r = sys_fchown_group(call->fault, op->fd, call->group);
+		if (r < 0)
+			return kvio_failed(op, KVIO_SITE_FCHOWN, r);
+	} else {
+		r = sys_fstat(call->fault, op->fd, &st);
+		if (r < 0)
+			return kvio_failed(op, KVIO_SITE_FSTAT, r);
+		call->umask_is_kind = (st.st_mode & 07777) == call->file_mode;
+		if (call->umask_is_kind)
+			return 0;
+	}
+	r = sys_fchmod(call->fault, op->fd, call->file_mode);
 	return r < 0 ? kvio_failed(op, KVIO_SITE_FCHMOD, r) : 0;
 }
 

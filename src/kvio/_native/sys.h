@@ -116,6 +116,11 @@ static inline int sys_fchmod(kvio_fault *fault, int fd, mode_t mode)
 	return KVIO_CALL(fault, KVIO_SITE_FCHMOD, fchmod(fd, mode));
 }
 
+static inline int sys_fchown_group(kvio_fault *fault, int fd, gid_t group)
+{
+	return KVIO_CALL(fault, KVIO_SITE_FCHOWN, fchown(fd, (uid_t)-1, group));
+}
+
 /* The mode of what is open with O_PATH, for which fchmod is refused. */
 static inline int kvio_chmod_path(int fd, mode_t mode)
 {

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kvio._native import files
 from kvio.errors import ConfigError, storage_error
-from kvio.medium import is_journaled
+from kvio.permissions import make_directory, missing_directories
 
 _MAP: Final = ".kvio-map"
 _DATA: Final = ".kvio-data"
@@ -125,27 +125,13 @@ def make_directories(
     Raises:
         StorageError: one cannot be made, or given to the group.
     """
-    directory, missing = os.path.dirname(os.path.abspath(os.fspath(path))), list[str]()
-    while not os.path.lexists(directory):
-        missing.append(directory)
-        directory = os.path.dirname(directory)
-    for made in reversed(missing):
+    for directory in missing_directories(os.path.dirname(os.path.abspath(os.fspath(path)))):
         try:
-            try:
-                os.mkdir(made, 0o700)
-            except FileExistsError:  # another process made it
-                continue
-            if group is not None:
-                os.chown(made, -1, group)
-            os.chmod(made, mode)
-            if durable:
-                fd = os.open(os.path.dirname(made), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    files.sync_dir(fd, journaled=is_journaled(fd))
-                finally:
-                    os.close(fd)
+            make_directory(directory, mode, group=group, durable=durable)
+        except FileExistsError:  # another process made it
+            continue
         except OSError as exc:
-            raise storage_error(exc.errno or 0, f"make directory {made!r}") from exc
+            raise storage_error(exc.errno or 0, f"make directory {directory!r}") from exc
 
 
 def open_names(path: str | os.PathLike[str]) -> Names:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvio.permissions import group_number
 from kvio.sharedfile import planning, steps
 from kvio.sharedfile.map import Map
 from kvio.sharedfile.names import Names, make_directories, open_names
@@ -63,7 +64,7 @@ def create(
     """Make a file; see `SharedFile.create`."""
     chosen = planning.choose_options(choices)
     on_start = planning.choose_places(chosen.placement, chosen.io_threads)
-    group = planning.group_number(chosen.group)
+    group = group_number(chosen.group)
     if chosen.dir_mode is not None:
         durable = chosen.durability == "durable"
         make_directories(path, chosen.dir_mode, group=group, durable=durable)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import grp
 import os
 import secrets
 import stat
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from kvio.errors import ConfigError
 from kvio.medium import Medium, recall
+from kvio.permissions import check_dir_mode, check_file_mode
 from kvio.policies import Hybrid
 from kvio.sharedfile.layout import MAX_ALIGN, Layout, even_sizes
 from kvio.sharedfile.names import Names
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 Mode = Literal["hybrid", "buffered", "direct"]
 
 _CELL_BYTES: Final = 4 * MiB
-#: What chown(2) takes for "leave the group".
-_NO_GROUP: Final = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +87,8 @@ class SharedFileOptions:
             raise ConfigError(f"align must be 'auto' or a power of two, not {self.align!r}")
         if self.sidecar and (self.layout != "plain" or not self.checksum):
             raise ConfigError("sidecar=True keeps the checksums of layout='plain', checksum=True")
-        _check_permissions("file_mode", self.file_mode, 0o777, "0o640", stat.S_IRUSR, "read")
-        _check_permissions("dir_mode", self.dir_mode, 0o3777, "0o750", stat.S_IRWXU, "in")
+        check_file_mode(self.file_mode)
+        check_dir_mode(self.dir_mode)
 
 
 def check_io_threads(io_threads: int) -> None:
@@ -102,18 +100,6 @@ def check_io_threads(io_threads: int) -> None:
 def check_mode(mode: str) -> None:
     """Refuse what is no `Mode` with `ConfigError`."""
     _check_choice("mode", mode, get_args(Mode))
-
-
-def _check_permissions(  # what the message names
-    name: str, mode: int | None, most: int, example: str, needs: int, deed: str
-) -> None:
-    """Refuse what cannot be permissions, or lacks what the owner *needs*, with `ConfigError`."""
-    if mode is None:
-        return
-    if type(mode) is not int or not 0 <= mode <= most:
-        raise ConfigError(f"{name} must be 0 to {most:#o}, such as {example}, not {mode!r}")
-    if mode & needs != needs:
-        raise ConfigError(f"{name} {mode:#o} does not let the owner {deed}")
 
 
 def check_verify(verify: str) -> None:
@@ -198,20 +184,6 @@ def _default_mode() -> int:
             if line.startswith("Umask:"):
                 umask = int(line.split()[1], 8)
     return stat.S_IRUSR | 0o444 & ~umask
-
-
-def group_number(group: str | int | None) -> int | None:
-    """Return the number of a group.
-
-    Raises:
-        ConfigError: there is no such group.
-    """
-    if group is None or (type(group) is int and 0 <= group < _NO_GROUP):
-        return group
-    try:
-        return grp.getgrnam(group).gr_gid  # type: ignore[arg-type]
-    except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"there is no group {group!r} on this machine") from None
 
 
 def _choose_mode(

@@ -11,9 +11,10 @@ import platform
 import secrets
 import shutil
 import signal
+import stat
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -128,7 +129,9 @@ def tune(
 
 
 def save(path: str, tuning: Tuning) -> str:
-    """Put a calibration file into *path*, whole or not at all, mode 0600; returns its name.
+    """Put a calibration file into *path*, whole or not at all, and return its name.
+
+    Users who may list the directory may read it, where that is possible; only this one may write.
 
     Raises:
         StorageError: it could not be written.
@@ -139,7 +142,10 @@ def save(path: str, tuning: Tuning) -> str:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with open(fd, "w", encoding="utf-8") as file:
-                os.fchmod(fd, 0o600)
+                directory = os.stat(path)
+                with suppress(PermissionError):  # this user is not a member of the group
+                    os.fchown(fd, -1, directory.st_gid)
+                os.fchmod(fd, 0o600 | stat.S_IMODE(directory.st_mode) & 0o044)
                 file.write(tuning.dump() + "\n")
                 file.flush()
                 os.fsync(fd)

@@ -48,6 +48,7 @@ SITES: Final = {
     "truncate": "ftruncate",
     "random": "getrandom",
     "alive": "newfstatat",
+    "fchown": "fchown",
 }
 #: What other kernels, libraries and versions of strace call the same.
 ALIASES: Final = {

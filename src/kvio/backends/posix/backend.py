@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
-from kvio._native import EXHAUSTED, Places, lib, make_template, open_dir
+from kvio._native import EXHAUSTED, Permissions, Places, lib, make_template, open_dir
 from kvio.abc import Backend, RawBlock, RunAll, Source
 from kvio.backends.posix import large, outcome, stream
 from kvio.backends.posix.engine import Engine
@@ -46,6 +46,7 @@ from kvio.errors import (
     storage_error,
 )
 from kvio.medium import NOT_WRITABLE, Medium, examine, examine_to_read
+from kvio.permissions import group_number
 from kvio.policies import BY_SIZE, CACHE_AWARE, Always, Policy, load_calibration
 from kvio.policies import Hybrid as HybridPolicy
 from kvio.system_memory import ram_bytes
@@ -79,6 +80,9 @@ class PosixBackend(Backend):
 
     def __init__(self, options: PosixOptions) -> None:
         self.options = options
+        self._permissions = Permissions(
+            options.file_mode, options.dir_mode, group_number(options.group)
+        )
         self._open()
 
     @classmethod
@@ -103,6 +107,7 @@ class PosixBackend(Backend):
                 create=options.create and not options.read_only,
                 shared=options.shared_root,
                 durable=options.durability == "durable",
+                permissions=self._permissions,
             )
         else:
             self._rootfd = reopen_root(inherited, options.root)
@@ -133,7 +138,12 @@ class PosixBackend(Backend):
         if options.layout == "block":
             places = Places(f"{options.namespace}\0".encode())
         directories = Directories(
-            self._rootfd, places, durable=durable, journaled=medium.journaled, read_only=read_only
+            self._rootfd,
+            places,
+            durable=durable,
+            journaled=medium.journaled,
+            read_only=read_only,
+            permissions=self._permissions,
         )
         if durable and places is not None:
             self._make_directories(directories)
@@ -155,6 +165,7 @@ class PosixBackend(Backend):
                 chunk_bytes=options.chunk_bytes,
                 temp_prefix=prefix.encode(),
                 reach_bytes=0 if fixed else ram_bytes() // 2,
+                permissions=self._permissions,
             ),
         )
 

@@ -77,9 +77,11 @@ class Directories:
         durable: bool,
         journaled: bool,
         read_only: bool = False,
+        permissions: _native.Permissions = _native.PRIVATE,
     ) -> None:
         self.rootfd = rootfd
         self._read_only = read_only
+        self.permissions = permissions
         self.journaled = journaled
         self.kept: dict[str, KeptDirectory] = {}
         self._places = places
@@ -93,7 +95,7 @@ class Directories:
         return NULL if kept is None or create > kept.synced else kept.cdata
 
     def open(self, path: str, *, create: bool) -> tuple[int, KeptDirectory | None]:
-        """Return a descriptor, making the directory (0700) if asked.
+        """Return a descriptor, making the directory if asked.
 
         With it comes the kept directory, which was acquired for the caller; None: the caller
         closes the descriptor after its call.
@@ -247,6 +249,7 @@ class Directories:
             durable=durable,
             journaled=self.journaled,
             read_only=self._read_only,
+            permissions=self.permissions,
         )
 
 
@@ -254,7 +257,8 @@ def make_fan_out(directories: Directories) -> None:
     """Make and sync all directories of ``layout=block``, so that no write has to sync a parent."""
     rootfd = directories.rootfd
     for leaf in LEAVES:
-        directories.add_synced(leaf, _native.open_dir(rootfd, leaf, create=True))
+        fd = _native.open_dir(rootfd, leaf, create=True, permissions=directories.permissions)
+        directories.add_synced(leaf, fd)
     for parent in LEAVES[::16]:
         fd = _native.open_dir(rootfd, parent[0], create=False)
         try:

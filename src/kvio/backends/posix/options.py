@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvio._native import PRIVATE
 from kvio.errors import ConfigError
+from kvio.permissions import check_dir_mode, check_file_mode
 from kvio.types import Durability, KiB, Layout, MiB, Verify, check_namespace
-from kvio.url import StoreURL, typed_options
+from kvio.url import PermissionBits, StoreURL, typed_options
 
 _STEP = 64 * KiB  # the largest alignment kvio knows; every chunk is a multiple of it
+_FILE_MODE = PermissionBits(PRIVATE.file_mode)
+_DIR_MODE = PermissionBits(PRIVATE.dir_mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +31,13 @@ class PosixOptions:
         segment_bytes: size of the bounce buffers; a large block under direct I/O whose memory is
             not aligned is copied and transferred in segments of about this size by several threads.
         namespace: goes into every trailer; blocks of another namespace are refused.
-        create: make the root, and what is missing above it, mode 0700.
-        shared_root: accept a root that others may write to, or that is not ours.
+        create: make the root, and what is missing above it, with ``dir_mode``.
+        file_mode: permission bits of a block's file, such as 0o640; in a URL, octal digits.
+        dir_mode: permission bits of directories that the store makes, such as 0o2770. Where others
+            may use them, directories of this user that lack some of these bits get them too.
+        group: name or number of the group of both; ``none``: the system's choice.
+        shared_root: accept a root that others may write to, or that is not ours. A root that is
+            writable by those for whom ``dir_mode`` says so is accepted too, if it is ours.
         trust_fsync: promise ``durable`` on a medium whose fsync cannot be judged (FUSE, NFS).
         read_only: True: refuse every write and make nothing; False: refuse to open what cannot be
             written; ``none``: open that to be read.
@@ -45,6 +54,9 @@ class PosixOptions:
     segment_bytes: int = 4 * MiB
     namespace: str = ""
     create: bool = False
+    file_mode: PermissionBits = _FILE_MODE
+    dir_mode: PermissionBits = _DIR_MODE
+    group: str | int | None = None
     shared_root: bool = False
     trust_fsync: bool = False
     read_only: bool | None = None
@@ -56,6 +68,8 @@ class PosixOptions:
             if value < _STEP or value % _STEP or value > 0x7FFF0000:
                 raise ConfigError(f"option {name!r} must be a multiple of 64 KiB below 2 GiB")
         check_namespace(self.namespace)
+        check_file_mode(self.file_mode)
+        check_dir_mode(self.dir_mode)
         if not self.root.startswith("/") or "\0" in self.root:
             raise ConfigError(f"option 'root' must be an absolute path, not {self.root!r:.80}")
 

@@ -70,13 +70,16 @@ class RawFile(RawBlock):
         return os.path.samestat(now, os.fstat(self._fd))
 
     def link_to(self, dirfd: int, name: str) -> bool:
+        info = os.fstat(self._fd)
+        if os.geteuid() not in (0, info.st_uid):  # its permissions are for another user to set
+            return False
         try:
             os.link(f"/proc/self/fd/{self._fd}", name, dst_dir_fd=dirfd, follow_symlinks=True)
         except OSError as exc:
             if exc.errno in _NO_LINKS:
                 return False
             raise
-        if stat.S_IMODE(os.fstat(self._fd).st_mode) != 0o600:
+        if stat.S_IMODE(info.st_mode) != 0o600:
             os.fchmod(self._fd, 0o600)
         return True
 

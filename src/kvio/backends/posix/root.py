@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from kvio._native import PRIVATE, Permissions
 from kvio.errors import (
     AccessDeniedError,
     ConfigError,
@@ -19,6 +20,7 @@ from kvio.errors import (
     StorageError,
     storage_error,
 )
+from kvio.permissions import make_directory, missing_directories
 
 #: Temporaries start with a dot, which no key does.
 TEMP_MARK = ".kvio-tmp-"
@@ -30,19 +32,26 @@ _CHECK_S: Final = 1.0
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
-def open_root(path: str, *, create: bool, shared: bool, durable: bool = False) -> int:
+def open_root(
+    path: str,
+    *,
+    create: bool,
+    shared: bool,
+    durable: bool = False,
+    permissions: Permissions = PRIVATE,
+) -> int:
     """Open the root and return its descriptor.
 
-    *create*: make it, and what is missing above it, each mode 0700 whatever the umask, and where
-    *durable* synced in its parent.
+    *create*: make it, and what is missing above it, with *permissions* whatever the umask, and
+    where *durable* synced in its parent.
 
     Raises:
         ConfigError: it is missing, not a directory, or open to others and *shared* is False.
         AccessDeniedError: this user may not read it.
     """
     if create:
-        for directory in _missing(path):
-            _make(directory, durable=durable)
+        for directory in [*missing_directories(os.path.dirname(path)), path]:
+            _make(directory, permissions, durable=durable)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -52,7 +61,7 @@ def open_root(path: str, *, create: bool, shared: bool, durable: bool = False) -
     except OSError as exc:
         raise storage_error(exc.errno or errno.EIO, f"open root {path!r}") from exc
     try:
-        _check(fd, path, shared=shared)
+        _check(fd, path, shared=shared, expected=permissions.dir_mode)
     except BaseException:
         os.close(fd)
         raise
@@ -154,59 +163,44 @@ def _path_of(fd: int) -> str:
         return "out of sight"
 
 
-def _missing(path: str) -> list[str]:
-    """List the directories to make, the highest first; the last is the path itself."""
-    missing = [path]
-    while not os.path.lexists(missing[-1]) and os.path.dirname(missing[-1]) != missing[-1]:
-        missing.append(os.path.dirname(missing[-1]))
-    return [*missing[-2:0:-1], path]
-
-
-def _make(path: str, *, durable: bool) -> None:
+def _make(path: str, permissions: Permissions, *, durable: bool) -> None:
     try:
-        os.mkdir(path, 0o700)
-        os.chmod(path, 0o700)
-        if durable:
-            _sync_parent(path)
+        make_directory(path, permissions.dir_mode, group=permissions.group, durable=durable)
     except FileExistsError:
-        _repair(path)
+        _repair(path, permissions)
     except FileNotFoundError:
         raise ConfigError(f"the parent of root {path!r} does not exist") from None
     except OSError as exc:
-        raise storage_error(exc.errno or errno.EIO, f"make root {path!r}") from exc
+        group = "" if permissions.group is None else f" for group {permissions.group}"
+        raise storage_error(exc.errno or errno.EIO, f"make root {path!r}{group}") from exc
 
 
-def _repair(path: str) -> None:
-    """Make a root usable whose maker died between making it and giving it its mode.
+def _repair(path: str, permissions: Permissions) -> None:
+    """Make a root usable whose maker died between making it and setting its permissions.
 
-    A umask can take the owner's own bits. Left like that it is ours, and empty; what can be read
-    and is not empty is as its owner wants it. What else is wrong is found when it is opened.
+    Such a root is ours and empty, and a umask may have taken even the owner's bits. What can be
+    read and is not empty is as its owner wants it. Other defects are found when it is opened.
     """
     with suppress(OSError):
         fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             info = os.fstat(fd)
-            lacks = ~info.st_mode & stat.S_IRWXU if info.st_uid == os.geteuid() else 0
-            if lacks and (lacks != stat.S_IWUSR or not os.listdir(path)):
-                os.chmod(f"/proc/self/fd/{fd}", 0o700)
+            lacks = ~info.st_mode & permissions.dir_mode if info.st_uid == os.geteuid() else 0
+            unreadable = lacks & (stat.S_IRUSR | stat.S_IXUSR)
+            if lacks and (unreadable or not os.listdir(path)):
+                if permissions.group is not None:
+                    os.chown(f"/proc/self/fd/{fd}", -1, permissions.group)
+                os.chmod(f"/proc/self/fd/{fd}", permissions.dir_mode)
         finally:
             os.close(fd)
 
 
-def _sync_parent(path: str) -> None:
-    fd = os.open(os.path.dirname(path.rstrip("/")), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _check(fd: int, path: str, *, shared: bool) -> None:
+def _check(fd: int, path: str, *, shared: bool, expected: int) -> None:
     info = os.fstat(fd)
-    if not shared and info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if not shared and info.st_mode & ~expected & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"root {path!r} is writable by group or others (mode {info.st_mode & 0o7777:04o}); "
-            "chmod go-w it, or pass shared_root=true"
+            f"chmod go-w it, or pass shared_root=true or dir_mode={info.st_mode & 0o7777:04o}"
         )
     if not shared and info.st_uid != os.geteuid():
         raise ConfigError(f"root {path!r} belongs to uid {info.st_uid}; pass shared_root=true")
