@@ -36,8 +36,8 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g",
 PARALLEL = ("-n", "4")
 S3_SERVERS = ("minio", "versitygw", "s3mem")
 #: What the sanitized build runs: all that the C core does. Durable variants add waiting for the
-#: disk; what they call is called by tests/posix. A child that is forked while other threads are
-#: in malloc may find the lock of ASan's allocator taken for ever (no atfork handlers up to gcc 13).
+#: disk; what they call is called by tests/posix. A child that is forked while another thread is
+#: in malloc finds a lock of ASan's allocator taken for ever (no atfork handlers up to gcc 13).
 SANITIZED = ("-m", "not root", "-k")
 SANITIZED_NAMES = "not (TestPosix and durable) and not fork_under_load"
 #: Each of pytest's workers has a thread that listens, so tests that fork run without workers.
