@@ -9,6 +9,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -285,9 +286,26 @@ def test_a_maker_killed_anywhere_leaves_what_its_user_repairs(
 
 
 @pytest.mark.root
+def test_no_umask_hides_direct_io(disk_path: Path) -> None:
+    """The file that probes it is opened again, for which a umask may have taken the bits."""
+    children.need_root()
+    disk_path.chmod(0o777)
+
+    def probe(umask: int) -> str:
+        become(OWNER)
+        os.umask(umask)
+        with kvio.open_store("hybrid", root=disk_path / f"{umask:o}", create=True) as store:
+            return str(store.capabilities.direct_io)
+
+    found = [children.in_child(partial(probe, umask)) for umask in (0o022, 0o777)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.root
 @pytest.mark.parametrize("backend", ["posix-tmpfile", "posix-direct", "hybrid"])
 def test_members_of_a_group_share_a_store(disk_path: Path, backend: str) -> None:
     """They read, replace, delete, verify and sweep each other's blocks; others do nothing."""
+    children.need_root()
     disk_path.chmod(0o777)
     root = disk_path / "root"
     how: dict[str, Any] = {"options": {**SHARED, "shared_root": True}}

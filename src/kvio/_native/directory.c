@@ -396,6 +396,7 @@ int kvio_probe(int dirfd, const char *name, kvio_probe_result *result)
 	fd = openat(dirfd, name, O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return -errno;
+	fchmod(fd, 0600);	/* a umask may have taken the owner's bits, and it is opened again */
 	probe_cache(fd, 0, result);
 	probe_rename(dirfd, name, result);
 	direct = openat(dirfd, name, O_RDWR | O_DIRECT | O_NOFOLLOW | O_CLOEXEC);
