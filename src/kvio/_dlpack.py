@@ -12,7 +12,7 @@ from kvio import _native
 from kvio.errors import BlockSizeError
 
 _CPU_DEVICES: Final = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost: all readable by the CPU
-_OPAQUE_HANDLE: Final = 3  # kDLOpaqueHandle: addresses that mean something to their library alone
+_OPAQUE_HANDLE: Final = 3  # kDLOpaqueHandle: addresses that only their library can use
 
 
 class _Tensor(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""The one interface between a store and what keeps its bytes."""
+"""The interface between a store and its backend."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from kvio.types import (
 if TYPE_CHECKING:
     from kvio.url import StoreURL
 
-#: Runs blocking tasks side by side on a store's I/O threads and the caller's own, returns their
+#: Runs blocking tasks concurrently on a store's I/O threads and the caller's own, returns their
 #: results in order, and raises the first error after all have ended.
 RunAll: TypeAlias = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
 
-#: Fills the beginning of a buffer with the bytes that come next; how many, 0 at their end.
+#: Fills the beginning of a buffer with the next bytes of a stream and returns how many; 0 at the
+#: end of the stream.
 Source: TypeAlias = Callable[[memoryview], int]
 
 
 class RawBlock(ABC):
-    """What was stored under a key when it was opened, as it is: padding and trailer included.
+    """The stored bytes of a key, unchecked, with padding and trailer, as of when it was opened.
 
     A context manager, for one thread. Made by `Backend.open_raw`.
 
     Attributes:
-        nbytes: its length.
-        placed: where it lies shows that it is this key's; else only its trailer can.
+        nbytes: the length.
+        placed: its place in storage shows that it belongs to this key; else only its trailer can.
     """
 
     nbytes: int
@@ -46,27 +47,27 @@ class RawBlock(ABC):
 
     @abstractmethod
     def read_into(self, out: memoryview, offset: int) -> None:
-        """Fill *out* from a byte on, which it must not end before.
+        """Fill *out* with the bytes from *offset* on; there must be enough.
 
         Raises:
-            StorageError: the medium failed, or the block was replaced and is gone.
+            StorageError: the storage failed, or the block was replaced and is gone.
         """
 
     @abstractmethod
     def is_current(self) -> bool:
-        """Check whether it is still what stands under the key."""
+        """Return whether the key still has these bytes."""
 
     def link_to(self, dirfd: int, name: str) -> bool:
-        """Give a file a second name, mode 0600, in a directory; False: it must be copied.
+        """Link the file into a directory, with mode 0600; False: it must be copied instead.
 
         Raises:
             FileExistsError: the name is taken.
-            OSError: the directory failed.
+            OSError: the link could not be made for another reason.
         """
         return False
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release the descriptors it holds."""
 
     def __enter__(self) -> Self:
         return self
@@ -76,14 +77,14 @@ class RawBlock(ABC):
 
 
 class Backend(ABC):
-    """Keeps blocks of bytes under keys.
+    """Storage of blocks under keys.
 
     Every method blocks, may be called from any thread, and gets keys and buffers that the store
     has checked: keys are valid, parts are flat, contiguous and, for reads, writable.
 
-    Atomicity: no reader in any process ever sees part of a block under its key, whatever dies
-    when. A write that fails or is killed leaves no key, and nothing that a later `sweep` would
-    not find. *cancel*, where given, may be requested at any time: a write that has not been
+    Atomicity: no reader in any process ever sees part of a block under its key, whenever a
+    process is killed. A write that fails or is killed leaves no key, and no file that a later
+    `sweep` would not find. *cancel* may be requested at any time: a write that has not been
     published by then is not.
     """
 
@@ -93,17 +94,17 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def from_url(cls, url: StoreURL) -> Self:
-        """Open the medium that a URL names.
+        """Open the storage that a URL names.
 
         Raises:
-            ConfigError: an option is unknown or wrong, or the medium is unfit, with a reason.
-            UnsupportedError: the medium cannot give the durability or mode asked for.
+            ConfigError: an option is unknown or wrong.
+            UnsupportedError: the storage lacks the durability or the I/O mode that was asked for.
         """
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What is promised here, after every fallback."""
+        """The promises of this backend here, with the fallbacks that are in use."""
 
     @abstractmethod
     def write_block(
@@ -116,7 +117,7 @@ class Backend(ABC):
 
         Raises:
             BlockExistsError: the key is taken and *if_exists* is ``"error"``.
-            StorageError: the medium failed; nothing is visible.
+            StorageError: the storage failed; the block is not visible.
         """
 
     @abstractmethod
@@ -143,7 +144,7 @@ class Backend(ABC):
     def read_block(self, key: str, *, cancel: Cancellation | None = None) -> memoryview | None:
         """Read a whole block into fresh page-aligned memory; None: the store asks for its size.
 
-        For media where that question costs as much as the answer.
+        For storage where asking for the size costs as much as reading the block.
         """
         return None
 
@@ -156,21 +157,21 @@ class Backend(ABC):
         """Remove a block; False if there was none."""
 
     def open_raw(self, key: str) -> RawBlock:
-        """Open what is stored under a key without checking it, where ``raw_blocks`` is promised.
+        """Open the stored bytes of a key unchecked, where ``raw_blocks`` is promised.
 
         Raises:
-            BlockNotFoundError: there is none.
-            UnsupportedError: it cannot be handed out.
+            BlockNotFoundError: there is no such block.
+            UnsupportedError: this backend cannot return stored bytes unchecked.
         """
         raise UnsupportedError(f"{self.name} does not hand out blocks as they are stored")
 
     @abstractmethod
     def list_keys(self, prefix: str = "") -> Iterator[str]:
-        """Yield the keys that start with *prefix*, in no promised order."""
+        """Yield the keys that start with *prefix*, in any order."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the backend holds; called once, with no call under way."""
+        """Release everything the backend holds; called once, with no call in progress."""
 
     def write_stream(
         self,
@@ -181,35 +182,36 @@ class Backend(ABC):
         at_least: int,
         if_exists: IfExists,
     ) -> Receipt | None:
-        """Store what a source gives, held in memory a piece at a time; raises as `write_block`.
+        """Store a stream, with one piece at a time in memory; raises as `write_block` does.
 
-        *nbytes*: how much it is, where that is known; else it is *at_least* so much. None, before
-        anything was taken from the source: the store must bring the bytes to `write_block`.
+        *nbytes*: the length, where it is known; else the stream has *at_least* so many bytes.
+        Return None, before anything is read from the source, where streams are not supported: the
+        store then collects the bytes and calls `write_block`.
         """
         return None
 
     def write_blocks(
         self, blocks: Blocks, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> list[BlockResult] | None:
-        """Write a batch and return a result each, in order; None: the store fans it out."""
+        """Write a batch and return one result per block, in order; None: the store splits it."""
         return None
 
     def read_blocks_into(
         self, blocks: Blocks, *, cancel: Cancellation | None = None
     ) -> list[BlockResult] | None:
-        """Read a batch and return a result each, in order; None: the store fans it out."""
+        """Read a batch and return one result per block, in order; None: the store splits it."""
         return None
 
     def delete_blocks(
         self, keys: Sequence[str], *, cancel: Cancellation | None = None
     ) -> list[BlockResult] | None:
-        """Remove a batch and return a result each, in order; None: the store fans it out."""
+        """Remove a batch and return one result per block, in order; None: the store splits it."""
         return None
 
     def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
-        """Count how many keys from the front are there.
+        """Return how many keys from the front have a block.
 
-        A name is enough where that is cheaper: what is damaged is found when it is read.
+        A backend may check for names alone where that is cheaper: reads find corrupt blocks.
         """
         for count, key in enumerate(keys):
             if not self.verify_block(key, payload=False, cancel=cancel).ok:
@@ -220,20 +222,20 @@ class Backend(ABC):
     def verify_block(
         self, key: str, *, payload: bool = True, cancel: Cancellation | None = None
     ) -> BlockResult:
-        """Check a stored block, its payload too if asked, without returning any of it."""
+        """Check a stored block, its payload too if asked, without returning its bytes."""
 
     def use_threads(self, run_all: RunAll) -> None:
-        """Learn how to run tasks side by side; a backend that never does ignores it."""
+        """Take the function that runs tasks concurrently; a backend may ignore it."""
 
     def after_fork(self) -> None:
-        """Make ready for use in a child process: renew locks and descriptors."""
+        """Renew locks and descriptors in a forked child process."""
 
     def sweep(self, *, older_than_s: float, dry_run: bool = False) -> list[str]:
-        """Remove temporaries that dead writers left and name them; none on most media."""
+        """Remove the temporaries of dead writers and return their names."""
         return []
 
     def probe(self) -> list[Finding]:
-        """Try what the medium can do beyond its capabilities; leaves nothing behind."""
+        """Find facts about the storage beyond the capabilities; leaves no files behind."""
         return []
 
     @property
@@ -243,5 +245,5 @@ class Backend(ABC):
 
     @property
     def retries_made(self) -> int:
-        """Count the requests that were made again, where a medium's may fail in passing."""
+        """Count the requests that were sent again after a transient error."""
         return 0

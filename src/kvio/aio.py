@@ -1,4 +1,4 @@
-"""The store's verbs for asyncio: the same promises, awaited."""
+"""The methods of a store for asyncio, with the same promises."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _LIST_CHUNK = 256
 
 
 class AsyncStore:
-    """A store whose calls are awaited; the event loop never waits for storage.
+    """A store for asyncio; the event loop never waits for storage.
 
-    Every method is that of `Store` with the same name. Cancelling a task gives its write or read
-    up: a write that is not published by then never is. The task ends when its memory is free: a
-    batch ends early, with a note of what was done (see `Store.write_blocks`), and a read without a
-    timeout that has begun is waited for. Leaving ``async with`` closes the store.
+    Each method does what that of `Store` with the same name does. Cancelling a task cancels its
+    call: a write that is not published by then never is. The task ends when its memory may be
+    reused: a batch ends early, with a note of its results (see `Store.write_blocks`), and a read
+    without a timeout that has begun is waited for. Leaving ``async with`` closes the store.
     """
 
     def __init__(self, store: Store) -> None:
@@ -49,7 +49,7 @@ class AsyncStore:
         self, key: str, data: Data, *, if_exists: IfExists = "keep", timeout: float | None = None
     ) -> Receipt:
         """Store *data* under a key; it must not change until this returns."""
-        pending = self._store._pending_write(key, data, if_exists)  # noqa: SLF001  # its half
+        pending = self._store._pending_write(key, data, if_exists)  # noqa: SLF001  # same package
         receipt: Receipt = await self._outcome_of(pending, timeout)
         return receipt
 
@@ -82,7 +82,7 @@ class AsyncStore:
         if_exists: IfExists = "keep",
         timeout: float | None = None,
     ) -> list[BlockResult]:
-        """Write (key, data) pairs; a result each, in order."""
+        """Write (key, data) pairs; return one result per block, in order."""
         cancel = Cancellation()
         write = partial(self._store._write_batch, items, if_exists, timeout, cancel)  # noqa: SLF001
         return await _batch(write, cancel, "stored")
@@ -90,25 +90,25 @@ class AsyncStore:
     async def read_blocks_into(
         self, items: Iterable[tuple[str, Data]], *, timeout: float | None = None
     ) -> list[BlockResult]:
-        """Read whole blocks into (key, out) pairs; a result each, in order."""
+        """Read whole blocks into (key, out) pairs; return one result per block, in order."""
         cancel = Cancellation()
         read = partial(self._store._read_batch, items, timeout, cancel)  # noqa: SLF001
         return await _batch(read, cancel, "read")
 
     async def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
-        """Describe a block by its trailer."""
+        """Return the facts about a block that its trailer has."""
         return await _in_thread(self._store.stat_block, key, timeout=timeout)
 
     async def contains(self, key: str, *, timeout: float | None = None) -> bool:
-        """Tell whether a block stands under a key and its trailer is intact."""
+        """Return whether there is a block under a key with an intact trailer."""
         return await _in_thread(self._store.contains, key, timeout=timeout)
 
     async def count_leading(self, keys: Iterable[str], *, timeout: float | None = None) -> int:
-        """Count how many keys from the front are present."""
+        """Return how many keys from the front have a block."""
         return await _in_thread(self._store.count_leading, keys, timeout=timeout)
 
     async def verify_block(self, key: str, *, timeout: float | None = None) -> BlockResult:
-        """Check a stored block to its last byte."""
+        """Check a whole stored block without returning its bytes."""
         return await _in_thread(self._store.verify_block, key, timeout=timeout)
 
     async def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
@@ -118,33 +118,33 @@ class AsyncStore:
     async def delete_blocks(
         self, keys: Iterable[str], *, timeout: float | None = None
     ) -> list[BlockResult]:
-        """Remove blocks; a result each."""
+        """Remove blocks; return one result per block, in order."""
         return await _in_thread(self._store.delete_blocks, keys, timeout=timeout)
 
     async def list_keys(
         self, prefix: str = "", *, timeout: float | None = None
     ) -> AsyncIterator[str]:
-        """Yield the keys that start with *prefix*, in no promised order."""
+        """Yield the keys that start with *prefix*, in any order."""
         keys = self._store.list_keys(prefix, timeout=timeout)
         while chunk := await _in_thread(_take, keys):
             for key in chunk:
                 yield key
 
     async def flush(self, *, timeout: float | None = None) -> None:
-        """Wait until everything submitted has ended."""
+        """Wait until all submitted work has ended."""
         await _in_thread(self._store.flush, timeout=timeout)
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Finish what was submitted, then close the store."""
+        """Finish submitted work, then close the store."""
         await _in_thread(self._store.close, timeout=timeout)
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the store promises."""
+        """The promises of the store."""
         return self._store.capabilities
 
     def stats(self) -> StoreStats:
-        """Count what happened since the store was opened."""
+        """Return the counts since the store was opened."""
         return self._store.stats()
 
     async def __aenter__(self) -> Self:
@@ -159,7 +159,7 @@ class AsyncStore:
         await self.close()
 
     async def _outcome_of(self, pending: Pending, timeout: float | None) -> Any:
-        """Queue a call, and give it up where the task is cancelled, queued or not."""
+        """Queue a call and wait for it; cancel it if the task is cancelled."""
         import asyncio
 
         calls = self._store._calls  # noqa: SLF001
@@ -167,7 +167,7 @@ class AsyncStore:
         try:
             _start(partial(_begin, calls, pending, timeout))
         except TransientStorageError as exc:
-            pending.refuse(exc)  # it may be queued all the same, and then does nothing
+            pending.refuse(exc)  # it may have been queued all the same, and then does nothing
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -181,12 +181,12 @@ def _take(keys: Iterator[str]) -> list[str]:
 
 
 def _start(call: Callable[[], T]) -> asyncio.Future[T]:
-    """Have a call made on a thread of the event loop.
+    """Run a call on a thread of the event loop.
 
     Raises:
-        TransientStorageError: the system has no thread for it.
+        TransientStorageError: the system cannot start a thread for it.
     """
-    import asyncio  # late: half the time `import kvio` would take
+    import asyncio  # imported late: it would double the time of `import kvio`
 
     try:
         return asyncio.get_running_loop().run_in_executor(None, copy_context().run, call)
@@ -201,13 +201,13 @@ async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
 async def _batch(
     run: Callable[[], list[BlockResult]], cancel: Cancellation, done: str
 ) -> list[BlockResult]:
-    """Run a batch: a task that is cancelled ends it, and waits until its memory is free."""
+    """Run a batch; if the task is cancelled, end it early and wait until it has ended."""
     import asyncio
 
     try:
         running = _start(run)
     except TransientStorageError:
-        cancel.request()  # it may be queued all the same
+        cancel.request()  # it may have been queued all the same
         raise
     try:
         return await asyncio.shield(running)
@@ -222,7 +222,7 @@ async def _batch(
 def _begin(calls: Calls, pending: Pending, timeout: float | None) -> None:
     try:
         calls.submit(pending, timeout)
-    except BaseException as exc:  # noqa: BLE001  # it belongs to the task that waits
+    except BaseException as exc:  # noqa: BLE001  # raised in the task that waits
         pending.refuse(exc)
 
 
@@ -230,7 +230,7 @@ async def _ended(future: asyncio.Future[Any]) -> None:
     import asyncio
 
     while not future.done():
-        with suppress(asyncio.CancelledError):  # once is enough
+        with suppress(asyncio.CancelledError):  # it is being cancelled already
             await asyncio.wait([future])
     if not future.cancelled():
-        future.exception()  # nobody else looks at it
+        future.exception()  # asyncio reports an exception that is never retrieved

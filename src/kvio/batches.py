@@ -1,4 +1,4 @@
-"""Batches: split over the I/O threads, one backend call a group, a result a block."""
+"""Batches: split into groups for the I/O threads; one backend call per group."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from kvio.types import (
 
 _Work: TypeAlias = Callable[[Blocks, Cancellation], list[BlockResult]]
 _One: TypeAlias = Callable[[str, Parts, int], BlockResult]
-#: What became of each block, and the memory it was read into.
+#: The result of each block, and the memory it was read into.
 _Private: TypeAlias = list[tuple[BlockResult, memoryview | None]]
 
-#: A group with a deadline ends in time or not, as a whole.
+#: Most blocks in a group with a deadline, because such a group times out as a whole.
 _MAX_TIMED_GROUP: Final = 64
 #: Handing a group to a thread costs about as much as writing this much to the page cache.
 _MIN_GROUP_BYTES: Final = 256 * KiB
-#: From here on a larger group saves nothing, and the last one is waited for longer.
+#: Larger groups save nothing, and make the wait for the last one longer.
 _GOOD_GROUP_BYTES: Final = 16 * MiB
-#: What a block costs besides its bytes, in bytes.
+#: The cost of a block besides its bytes, as a number of bytes that cost the same.
 _BLOCK_BYTES: Final = 4 * KiB
 
 
@@ -58,7 +58,7 @@ def write(
     timeout: float | None,
     cancel: Cancellation,
 ) -> list[BlockResult]:
-    """Write every item that *cancel* lets begin; results in order."""
+    """Write a batch until *cancel* is requested; return one result per block, in order."""
     blocks = _blocks(items, writable=False)
     limited = calls.limit(timeout) is not None
 
@@ -84,7 +84,7 @@ def _write_group(
 ) -> list[BlockResult]:
     try:
         results = backend.write_blocks(group, if_exists=if_exists, cancel=cancel)
-    except OutOfMemoryError:  # before it began: perhaps not all of them need so much
+    except OutOfMemoryError:  # raised before any I/O: small blocks of the group may fit
         results = None
     return _one_by_one(group, cancel, one) if results is None else results
 
@@ -97,7 +97,7 @@ def _write_in_two(
     cancel: Cancellation,
     ones: tuple[_One, _One],
 ) -> list[BlockResult]:
-    """Write some blocks of a group with ``replace`` and then the others; results in order."""
+    """Write the *broken* blocks of a group with ``replace``, then the others; results in order."""
     if not broken:
         return _write_group(backend, group, if_exists, cancel, ones[1])
     others = sorted(set(range(len(group.keys))).difference(broken))
@@ -138,14 +138,14 @@ def read(
     timeout: float | None,
     cancel: Cancellation,
 ) -> list[BlockResult]:
-    """Read every item that *cancel* lets begin into its buffers; results in order."""
+    """Read a batch into buffers until *cancel* is requested; return one result per block."""
     blocks = _blocks(items, writable=True)
     limited = calls.limit(timeout) is not None
 
     def work(group: Blocks, cancel: Cancellation) -> list[BlockResult]:
         try:
             results = backend.read_blocks_into(group, cancel=cancel)
-        except OutOfMemoryError:  # before it began: perhaps not all of them need so much
+        except OutOfMemoryError:  # raised before any I/O: small blocks of the group may fit
             results = None
         if results is not None:
             return results
@@ -158,7 +158,7 @@ def read(
 def delete(
     calls: Calls, backend: Backend, keys: Iterable[str], timeout: float | None
 ) -> list[BlockResult]:
-    """Delete every key; results in order."""
+    """Delete the blocks of all keys; return one result per block, in order."""
     wanted = list(keys)
     check_keys(wanted)
     blocks = Blocks(wanted, [()] * len(wanted), [0] * len(wanted))
@@ -178,17 +178,17 @@ def delete(
 
 
 def note(error: BaseException, results: list[BlockResult], done: str) -> None:
-    """Add to an exception that ends a batch early what became of its blocks."""
+    """Attach the results of a batch to the exception that ended it early."""
     count = sum(result.ok for result in results)
     error.add_note(
         f"{count} of {len(results)} blocks were {done} before this; "
         "its attribute kvio_results has the result of each, with the receipt"
     )
-    error.kvio_results = results  # type: ignore[attr-defined]  # whatever exception it is
+    error.kvio_results = results  # type: ignore[attr-defined]  # an exception of any type
 
 
 def _one_by_one(group: Blocks, cancel: Cancellation, one: _One) -> list[BlockResult]:
-    """Do what a backend has no batch for, block by block, until it is cancelled."""
+    """Do one block after another, for a backend without batches, until *cancel* is requested."""
     results: list[BlockResult] = []
 
     def so_far() -> list[BlockResult]:
@@ -207,7 +207,7 @@ def _cancelled(keys: Iterable[str]) -> list[BlockResult]:
 
 
 def _least(backend: Backend) -> int:
-    """Give the bytes worth a group of their own: none where every block is a request."""
+    """Return the least bytes of a group; 0 for backends that send one request per block."""
     fans_out = type(backend).write_blocks is Backend.write_blocks
     return 0 if fans_out else _MIN_GROUP_BYTES
 
@@ -215,9 +215,9 @@ def _least(backend: Backend) -> int:
 def split(
     blocks: Blocks, threads: int, most: int | None = None, least: int = _MIN_GROUP_BYTES
 ) -> list[Blocks]:
-    """Cut a batch into groups: enough for all threads, none too small to be worth it.
+    """Split a batch into groups for *threads* threads.
 
-    A group ends at *most* blocks or at its share of the work, which is no less than *least* bytes.
+    A group ends at *most* blocks, or at its share of the bytes, which is at least *least*.
     """
     count = len(blocks.keys)
     ends = list(accumulate(map(_BLOCK_BYTES.__add__, blocks.sizes)))
@@ -308,12 +308,12 @@ def _run_timed(
     finally:
         for started in pending:
             if isinstance(started, Pending):
-                started.expire(calls.executor)  # nothing, but where an error left it alone
+                started.expire(calls.executor)  # has no effect on those that have ended
     return results
 
 
 def _below(cancel: Cancellation) -> Cancellation:
-    """Make what cancels one group, now or when all of the batch is cancelled."""
+    """Return the cancellation of one group, which that of the whole batch requests too."""
     own = Cancellation()
     cancel.on_request(own.request)
     return own
@@ -322,7 +322,7 @@ def _below(cancel: Cancellation) -> Cancellation:
 def _run_group(
     work: _Work, group: Blocks, whole: Cancellation, own: Cancellation
 ) -> list[BlockResult]:
-    """Do a group's work; where a signal's handler interrupts it, end the whole batch."""
+    """Do a group's work; if the handler of a signal interrupts it, end the whole batch."""
     if own.requested:
         return _cancelled(group.keys)
     try:
@@ -335,7 +335,7 @@ def _run_group(
 
 
 def _out_of_memory(group: Blocks, cancel: Cancellation, error: MemoryError) -> list[BlockResult]:
-    """Compute what became of a group that could not be begun, or whose results found no memory."""
+    """Return the results of a group that ran out of memory."""
     if cancel.results is not None:
         return cancel.results()
     return [
@@ -345,7 +345,7 @@ def _out_of_memory(group: Blocks, cancel: Cancellation, error: MemoryError) -> l
 
 
 def _results_of(groups: Iterable[Blocks], cancels: Iterable[Cancellation]) -> list[BlockResult]:
-    """Compute what became of groups that have all ended."""
+    """Return the results of groups that have all ended."""
     results: list[BlockResult] = []
     for group, cancel in zip(groups, cancels, strict=True):
         results += _cancelled(group.keys) if cancel.results is None else cancel.results()
@@ -360,7 +360,7 @@ def _results_at_end(
     *,
     read: bool,
 ) -> list[BlockResult]:
-    """End what is under way, before *deadline*, and compute what became of each block."""
+    """Cancel the running groups, wait for them until *deadline*, and return all results."""
     started = [one for one in pending if isinstance(one, Pending)]
     for one in started:
         one.expire(calls.executor)
@@ -418,7 +418,7 @@ def _run_timed_group(work: _Work, group: Blocks, cancel: Cancellation) -> list[B
 
 
 def _read_privately(work: _Work, group: Blocks, cancel: Cancellation) -> _Private:
-    """Read a group into memory of its own; a block for which there is none fails alone."""
+    """Read a group into new memory; a block for which there is no memory fails alone."""
     views: dict[int, memoryview] = {}
     results: dict[int, BlockResult] = {}
     for index, (key, nbytes) in enumerate(zip(group.keys, group.sizes, strict=True)):
@@ -437,7 +437,7 @@ def _read_privately(work: _Work, group: Blocks, cancel: Cancellation) -> _Privat
 
 
 def _deliver(group: Blocks, private: _Private) -> list[BlockResult]:
-    """Copy what arrived in time from private memory to the caller's."""
+    """Copy the blocks that were read before the deadline to the caller's memory."""
     for parts, (result, view) in zip(group.parts, private, strict=True):
         if result.nbytes and view is not None:
             buffers.scatter(view[: result.nbytes], parts)

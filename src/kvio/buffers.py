@@ -1,12 +1,12 @@
-"""Callers' memory as flat views, and aligned memory of our own.
+"""Flat byte views of the caller's memory, and allocation of aligned memory.
 
-Anything with the buffer protocol is taken as it is: ``bytes``, ``bytearray``, ``memoryview``,
-``mmap``, numpy arrays. What lacks it but speaks DLPack on the CPU (torch tensors of any dtype,
-bfloat16 included) is taken by address. Nothing is ever copied to make it fit.
+Objects with the buffer protocol are used in place: ``bytes``, ``bytearray``, ``memoryview``,
+``mmap``, numpy arrays. So are CPU tensors that support DLPack instead (torch tensors of any dtype,
+bfloat16 included). Nothing is copied.
 
-A block keeps bytes and no dtype. So memory is refused whose bytes do not stand for themselves:
-references and pointers, which lead nowhere once they are read back, and numbers in the other byte
-order, which a reader would take for this machine's.
+A block keeps bytes and no dtype. So two kinds of memory are refused: references and pointers,
+which are invalid once they are read back, and numbers in the other byte order, which a reader
+would take for this machine's.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from kvio.types import MiB
 Data: TypeAlias = Any
 
 PAGE_BYTES: Final = 4096
-#: What this process can surely have; more is asked for, which takes up to 0.6 ms, and remembered.
+#: Sizes up to this are allocated without asking for the memory limit, which takes up to 0.6 ms.
 _known_bytes = 64 * MiB
 
 _PIECES: Final = (list, tuple)
-#: What is always one flat piece of bytes.
+#: Types whose objects are always one flat piece of bytes.
 _FLAT_WRITABLE: Final = frozenset((bytearray,))
 _FLAT: Final = frozenset((bytes, bytearray))
 
-#: Formats of one native number an item; what else there is takes a closer check.
+#: Formats whose items are native numbers; others go to `_check_format`.
 _NUMBERS: Final = frozenset("cb?hHiIlLqQnNefdg")
-#: In a format (PEP 3118), the names of a structure's fields.
+#: The names of a structure's fields in a format (PEP 3118).
 _FIELD_NAMES: Final = re.compile(":[^:]*:")
-#: Objects, pointers to bytes, to text, to anything and to functions; ``Z`` alone, for ``Zd`` is a
-#: complex number. Source: PEP 3118, and ``_type_`` of ctypes' simple types.
+#: Objects, and pointers to bytes, text, anything and functions; not ``Zd``, a complex number.
+#: Source: PEP 3118, and ``_type_`` of ctypes' simple types.
 _ADDRESSES: Final = re.compile("[OPXz&]|Z(?![efdg])")
 _OTHER_ORDER: Final = re.compile("[>!]" if sys.byteorder == "little" else "<")
 
@@ -46,8 +46,8 @@ def as_parts(data: Data, *, writable: bool = False) -> list[memoryview]:
     """Flatten *data* into one-dimensional byte views over the same memory.
 
     Raises:
-        TypeError: an item is neither a buffer nor a CPU tensor, or one of objects, of pointers or
-            of the other byte order.
+        TypeError: an item is neither a buffer nor a CPU tensor, or it holds objects, pointers or
+            numbers in the other byte order.
         BlockSizeError: an item is not C-contiguous, or read-only where bytes would be written.
     """
     if isinstance(data, _PIECES):
@@ -63,7 +63,7 @@ def view_bytes(item: Any) -> memoryview:
 def flatten(
     blocks: Sequence[Data], *, writable: bool = False
 ) -> tuple[Sequence[Sequence[memoryview]], list[int]]:
-    """Flatten the data of many blocks: the parts of each, and how many bytes each has.
+    """Flatten the data of many blocks; return the parts and the length in bytes of each.
 
     Raises:
         TypeError, BlockSizeError: as `as_parts`.
@@ -81,13 +81,13 @@ def flatten(
 
 
 def _unfit(views: Sequence[memoryview], writable: bool) -> list[memoryview]:  # noqa: FBT001
-    """Pick the views that cannot be used as they are: not flat, not bytes, or read-only."""
+    """Return the views that cannot be used as they are: not flat, not bytes, or read-only."""
     unfit = [view for view in views if view.strides != (1,) or view.format != "B"]
     return unfit + [view for view in views if view.readonly] if writable else unfit
 
 
 def total_bytes(parts: Iterable[memoryview]) -> int:
-    """Sum the lengths of flat views."""
+    """Return the total length of flat views."""
     return sum(map(len, parts))
 
 
@@ -97,7 +97,7 @@ def _flat(item: Any, writable: bool) -> memoryview:  # noqa: FBT001  # private, 
     except (TypeError, ValueError, BufferError):
         view = _tensor_view(item)
     kind = view.format
-    if kind == "B" and view.strides == (1,):  # bytes in a row
+    if kind == "B" and view.strides == (1,):  # contiguous bytes
         if writable and view.readonly:
             raise BlockSizeError("a buffer to read into is read-only")
         return view
@@ -111,12 +111,12 @@ def _flat(item: Any, writable: bool) -> memoryview:  # noqa: FBT001  # private, 
 
 
 def _check_format(view: memoryview) -> None:
-    """Refuse memory of objects, of pointers, of the other byte order, or of unknown content."""
+    """Refuse memory with objects, pointers, the other byte order, or unknown content."""
     numpy = sys.modules.get("numpy")
     if view.format == "B" and view.itemsize == 1:
         return
     if numpy is not None and isinstance(view.obj, numpy.ndarray | numpy.generic):
-        _check_dtype(view.obj.dtype)  # a format ends at a zero byte in the name of a field
+        _check_dtype(view.obj.dtype)  # its format would end at a zero byte in a field's name
         return
     codes = _FIELD_NAMES.sub("", view.format)
     if view.format == "B" or codes.count("{") != codes.count("}"):
@@ -132,13 +132,13 @@ def _check_format(view: memoryview) -> None:
 
 
 def _check_dtype(dtype: Any) -> None:
-    """Refuse what `_check_format` does, of numpy's arrays."""
+    """Refuse the dtypes of numpy whose formats `_check_format` refuses."""
     if dtype.hasobject or _is_swapped(dtype):
         _refuse(f"dtype {dtype}", addresses=dtype.hasobject, swapped=True)
 
 
 def _is_swapped(dtype: Any) -> bool:
-    """Report whether any number has the other byte order; ``isnative`` passes over subarrays."""
+    """Return whether any number has the other byte order; ``isnative`` ignores subarrays."""
     if dtype.subdtype is not None:
         return _is_swapped(dtype.subdtype[0])
     if dtype.fields is not None:
@@ -161,7 +161,7 @@ def _refuse(what: str, *, addresses: bool, swapped: bool) -> None:
 def _tensor_view(item: Any) -> memoryview:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(item, numpy.ndarray):
-        # A dtype the buffer protocol has no letter for, such as ml_dtypes.bfloat16.
+        # The buffer protocol has no format for its dtype, such as ml_dtypes.bfloat16.
         _check_dtype(item.dtype)
         if not item.flags.c_contiguous:
             raise BlockSizeError("an array is not C-contiguous: pass a contiguous one")
@@ -172,7 +172,7 @@ def _tensor_view(item: Any) -> memoryview:
 
 
 def scatter(data: memoryview, parts: Iterable[memoryview]) -> None:
-    """Copy *data* into the views one after the other, as far as it goes."""
+    """Copy *data* into the views one after the other, until it ends."""
     at = 0
     for part in parts:
         n = min(len(part), len(data) - at)
@@ -181,12 +181,12 @@ def scatter(data: memoryview, parts: Iterable[memoryview]) -> None:
 
 
 def aligned(nbytes: int, alignment: int = PAGE_BYTES) -> memoryview:
-    """Allocate writable page-aligned memory, not zeroed, freed with its last view.
+    """Allocate writable page-aligned memory, not zeroed, that is freed with its last view.
 
-    Memory from here is read and written by direct I/O without a copy.
+    Direct I/O reads and writes it without a copy.
 
     Raises:
-        OutOfMemoryError: there is not so much, or the machine or control group never has.
+        OutOfMemoryError: there is not enough memory, or the machine or control group has less.
     """
     check_memory(nbytes)
     try:
@@ -196,17 +196,17 @@ def aligned(nbytes: int, alignment: int = PAGE_BYTES) -> memoryview:
 
 
 def check_memory(nbytes: int) -> None:
-    """Refuse more bytes than this process can ever have, which Linux may promise all the same.
+    """Refuse to allocate more than the machine or control group has; Linux may allow it.
 
     Raises:
-        OutOfMemoryError: it has less.
+        OutOfMemoryError: there is less memory than that.
     """
     global _known_bytes
     if nbytes <= _known_bytes:
         return
     try:
         _known_bytes = system_memory.most_bytes()
-    except MemoryError as exc:  # there is none for a line of text
+    except MemoryError as exc:  # not even for reading the limit
         raise OutOfMemoryError(f"no memory for {nbytes} bytes", nbytes=nbytes) from exc
     if nbytes > _known_bytes:
         raise OutOfMemoryError(
@@ -217,7 +217,7 @@ def check_memory(nbytes: int) -> None:
 
 
 def trimmed(view: memoryview, nbytes: int) -> memoryview:
-    """Give the first bytes of a view from `aligned`, copied where it would keep much more."""
+    """Return the first bytes of a view from `aligned`, copied if most of it would be wasted."""
     if nbytes > len(view) // 2:
         return view[:nbytes]
     smaller = aligned(nbytes)
@@ -239,7 +239,7 @@ def bounce_buffer(nbytes: int) -> _native.Memory:
 
 
 class BouncePool:
-    """Aligned buffers on huge pages for direct I/O; about *limit* are kept."""
+    """A pool of aligned buffers on huge pages for direct I/O; about *limit* are kept."""
 
     def __init__(self, nbytes: int, *, limit: int) -> None:
         self.nbytes = nbytes
@@ -247,10 +247,10 @@ class BouncePool:
         self._free: list[_native.Memory] = []
 
     def take(self) -> _native.Memory:
-        """Return a buffer, a used one if there is one.
+        """Return a buffer from the pool, or a new one.
 
         Raises:
-            OutOfMemoryError: there is no memory for another.
+            OutOfMemoryError: there is no memory for a new one.
         """
         try:
             return self._free.pop()
@@ -259,6 +259,6 @@ class BouncePool:
         return bounce_buffer(self.nbytes)
 
     def give(self, buffer: _native.Memory) -> None:
-        """Take a buffer back, or free it when enough are kept."""
+        """Return a buffer to the pool, or free it when the pool is full."""
         if len(self._free) < self._limit:
             self._free.append(buffer)

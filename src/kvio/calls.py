@@ -1,8 +1,8 @@
 """How a store's calls run: inline, or on the I/O threads with a deadline.
 
-Without a timeout a call runs where it was made, at no cost but a counter. With one it runs on an
-I/O thread, and whoever comes first decides: the work, which then delivers its result, or the
-deadline, after which nothing is delivered and the caller's memory is not touched.
+Without a timeout a call runs on the caller's thread, at no cost but a counter. With one it runs on
+an I/O thread. Then one of two events comes first: the work ends and delivers its result, or the
+deadline passes, and from then on nothing is delivered and the caller's memory is not touched.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Is told what a call returned, or else what it raised.
+#: Called with the result of a call, or with the exception it raised.
 Ended: TypeAlias = Callable[[Any, BaseException | None], None]
 
 CLOSED: Final = "the store is closed"
-#: Steps that go to an I/O thread together: there and back costs as much as they do.
+#: Steps that are handed to an I/O thread together: the handover costs as much as they do.
 _STEP: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a store itself can be told; the rest goes to its backend.
+    """The options of a store itself; all others are its backend's.
 
     Attributes:
         io_threads: threads for batches, submitted work and calls with a timeout.
-        max_queued_bytes: submitting blocks while work under way holds more.
-        timeout: seconds for every call that gives none of its own; None waits for ever.
-        placement: where the threads run; None: wherever the system puts them.
+        max_queued_bytes: `submit` blocks while queued and running jobs hold more bytes.
+        timeout: seconds for calls without a timeout of their own; None: no limit.
+        placement: processors for the threads; None: the system decides.
     """
 
     io_threads: int
@@ -69,20 +69,20 @@ def _listed(items: Iterator[T], _: Cancellation | None) -> list[T]:
 
 
 class Pending:
-    """One call on the I/O threads, and the race between its work and its deadline.
+    """One call on the I/O threads, and the race between its end and its deadline.
 
     Attributes:
-        before_deadline: the work ended first; its future is done, or about to be.
+        before_deadline: the work ended before the deadline; its future is done, or about to be.
 
     Args:
-        work: what is done, unless it is given up before.
-        nbytes: what it holds of the queue.
-        read: it goes before writes.
-        describe: what an error calls it.
-        key: the block that it is about, if it is one.
-        deliver: turns its result into the future's, if it is in time.
-        ended: is told how it ended before anybody who waits, unless the future was cancelled.
-        holding: the work fills its caller's memory: once begun it cannot be cancelled.
+        work: the function to run, unless the call is cancelled or times out before.
+        nbytes: counted against ``max_queued_bytes``.
+        read: it goes before queued writes.
+        describe: its name in error messages.
+        key: the key of the block, if it is about one.
+        deliver: turns the result of *work* into that of the future, before the deadline only.
+        ended: called with the outcome before the future is done, unless that was cancelled.
+        holding: the work fills the caller's memory: once begun it cannot be cancelled.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Pending:
         self.before_deadline = False
 
     def run(self) -> Any:
-        """Do the work, unless it was given up before."""
+        """Do the work, unless the call was cancelled or timed out before."""
         work, self._work = self._work, None  # a future that is kept must not keep the bytes
         if work is None or self._over or (self._holding and not self._claim()):
             return None
@@ -123,7 +123,7 @@ class Pending:
         return work(cancel)
 
     def _claim(self) -> bool:
-        """Let nobody cancel the future any more; False if somebody has."""
+        """Make the future uncancellable; False if it was cancelled before."""
         with self._lock:
             if self._claimed is None:
                 self._claimed = self.future.set_running_or_notify_cancel()
@@ -136,7 +136,7 @@ class Pending:
             return won
 
     def finish(self, inner: futures.Future[Any]) -> None:
-        """Hand on what the work returned or raised, unless the deadline was first."""
+        """Deliver the result or exception of the work, unless the deadline passed before."""
         if not self._win(before_deadline=True):
             return
         deliver, self._deliver = self._deliver, None
@@ -172,39 +172,39 @@ class Pending:
         self.future.set_exception(error)
 
     def expire(self, executor: Executor) -> bool:
-        """Give up, unless the work was first."""
+        """Cancel the call, unless its work has ended."""
         if not self._win():
             return False
         self._deliver = self._work = None
         self.cancel.request()
-        executor.abandon(self.job, self._tell_late)
+        executor.abandon(self.job, self._fail_late)
         return True
 
     def refuse(self, error: BaseException) -> None:
-        """End it before it was queued."""
+        """Fail the call before it is queued."""
         if self._win() and self._claim():
             self._fail(error)
 
-    def _tell_late(self) -> None:
+    def _fail_late(self) -> None:
         if self._claim():
-            said = f"{self._describe} did not end in time"
-            self._fail(StorageTimeoutError(said, errno=errno.ETIMEDOUT))
+            text = f"{self._describe} did not end before its deadline"
+            self._fail(StorageTimeoutError(text, errno=errno.ETIMEDOUT))
 
 
 def _placer(settings: Settings) -> Callable[[int], None] | None:
     if settings.placement is None:
         return None
-    from kvio.placement import thread_placer  # late: few ask for it
+    from kvio.placement import thread_placer  # imported late: few programs use it
 
     return thread_placer(settings.placement, settings.io_threads)
 
 
 class Calls:
-    """Knows the calls of a store that are under way, and runs those with a deadline.
+    """The calls of a store that are in progress; runs those with a deadline.
 
     Attributes:
         closed: no call may begin.
-        inside: one object a call under way; a set changes in one step, and needs no lock.
+        inside: one object per call in progress; a set changes in one step, so it needs no lock.
     """
 
     def __init__(self, settings: Settings, name: str) -> None:
@@ -230,7 +230,7 @@ class Calls:
         """
         call = object()
         try:  # no context manager in Python: the handler of a signal may raise in its first step
-            self.inside.add(call)  # before the look: close() looks in the other order
+            self.inside.add(call)  # before the check: close() does both in the other order
             if self.closed:
                 raise StoreClosedError(CLOSED)
             return work(*args, **kwargs)
@@ -245,7 +245,7 @@ class Calls:
             self._idle.notify_all()
 
     def limit(self, timeout: float | None) -> float | None:
-        """Give the seconds a call may take: its own timeout, else the store's, else None."""
+        """Return the timeout of a call in seconds: its own, else the store's, else None."""
         return self._timeout if timeout is None else timeout
 
     def run(
@@ -258,10 +258,10 @@ class Calls:
         describe: str = "the call",
         deliver: Callable[[T], T] | None = None,
     ) -> T:
-        """Run *work* here, or on an I/O thread where there is a limit.
+        """Run *work* on this thread, or on an I/O thread if it has a timeout.
 
         Raises:
-            StorageTimeoutError: it did not end in time.
+            StorageTimeoutError: it did not end before its deadline.
         """
         limit = self.limit(timeout)
         if limit is None:
@@ -276,10 +276,10 @@ class Calls:
         return result
 
     def each(self, items: Iterator[T], *, timeout: float | None, describe: str) -> Iterator[T]:
-        """Yield from an iterator whose steps are calls; their time, not the consumer's, is limited.
+        """Yield from an iterator whose steps are calls; the timeout counts their time alone.
 
         Raises:
-            StorageTimeoutError: they took longer, all in all.
+            StorageTimeoutError: the steps took longer in total.
         """
         left = self.limit(timeout)
         while True:
@@ -294,10 +294,10 @@ class Calls:
                 return
 
     def start(self, pending: Pending, timeout: float | None) -> Pending:
-        """Queue a call, waiting for room.
+        """Queue a call, waiting until the queue has room for it.
 
         Raises:
-            StorageTimeoutError: there was none in time.
+            StorageTimeoutError: it had none before the deadline.
             StoreClosedError: the store is closed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -305,7 +305,7 @@ class Calls:
         return pending
 
     def wait(self, pending: Pending, deadline: float | None) -> Any:
-        """Wait for a pending call; it is given up at the deadline, or where that is interrupted."""
+        """Wait for a call; it is cancelled at its deadline, or if waiting is interrupted."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             threads.wait([pending.future], left)
@@ -317,10 +317,10 @@ class Calls:
             del pending  # the traceback of its error has this frame: a cycle
 
     def submit(self, pending: Pending, timeout: float | None) -> Future[Any]:
-        """Queue a call and return its future, which a watchdog ends at the deadline.
+        """Queue a call and return its future, which times out at the deadline.
 
         Raises:
-            TransientStorageError: there is no thread for it, and none can be started.
+            TransientStorageError: no thread can be started for it.
         """
         limit = self.limit(timeout)
         if limit is not None:
@@ -336,13 +336,13 @@ class Calls:
             pending.expire(self.executor)
 
     def refuse(self) -> bool:
-        """Refuse new calls; False if another call of close() came before."""
+        """Refuse new calls; False if close() was called before."""
         with self._lock:
             first, self._closing, self.closed = not self._closing, True, True
             return first
 
     def close(self, timeout: float | None) -> bool:
-        """Wait for calls under way, after `refuse`; False if they did not end in time."""
+        """Wait for calls in progress, after `refuse`; False if they go on after *timeout*."""
         try:
             ended = self.executor.close(timeout=timeout)
             with self._lock:
@@ -355,7 +355,7 @@ class Calls:
 
 
 class Deadlines:
-    """A thread, started when first needed, that expires pending calls when their time has come."""
+    """A thread, started when first needed, that cancels calls at their deadlines."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -370,7 +370,7 @@ class Deadlines:
         """Start the thread, once.
 
         Raises:
-            TransientStorageError: the system has none.
+            TransientStorageError: the system cannot start it.
         """
         with self._lock:
             if self._thread is None:
@@ -379,7 +379,7 @@ class Deadlines:
                 self._thread = thread
 
     def watch(self, pending: Pending, deadline: float) -> None:
-        """Expire *pending* at *deadline* (`time.monotonic`) unless it ends before."""
+        """Cancel *pending* at *deadline* (`time.monotonic`) unless it ends before."""
         with self._lock:
             heapq.heappush(self._heap, (deadline, next(self._order), pending))
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""Counting what a store did; one lock, taken once a call or batch."""
+"""The counters of a store; one lock, taken once per call or batch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Counters:
         statuses = list(map(_STATUS, results))
         others: Counter[BlockStatus] = Counter()
         nbytes = sum(map(_NBYTES, results))
-        if statuses.count(BlockStatus.OK) != len(results):  # hashing each is worth avoiding
+        if statuses.count(BlockStatus.OK) != len(results):  # avoids hashing every status
             others.update(statuses)
             nbytes -= sum(one.nbytes for one in results if one.status is BlockStatus.KEPT)
         with self._lock:
@@ -92,7 +92,7 @@ class Counters:
     def snapshot(
         self, modes: dict[str, int], *, retries: int, queued_bytes: int, quarantined_threads: int
     ) -> StoreStats:
-        """Give the counts as they are now."""
+        """Return the current counts."""
         with self._lock:
             return StoreStats(
                 **self._counts,

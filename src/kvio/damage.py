@@ -1,10 +1,10 @@
-"""Keys whose blocks a store found corrupt, so that the next write of them does not keep the damage.
+"""Keys whose blocks a store found corrupt, so that a later ``keep`` write replaces them.
 
-A ``keep`` write below ``durable`` checks an existing block by its length and trailer alone: to read
-every block before it is kept would cost what writing it costs. A payload that rotted beneath a
-sound trailer would then stay for ever, and a cache that recomputes what it cannot read would
-recompute it for ever. So a store remembers the keys that it has itself found corrupt, and checks
-the existing blocks of these in full.
+A ``keep`` write below ``durable`` checks only the length and trailer of an existing block: reading
+every block before keeping it would cost as much as writing it. A corrupt payload with an intact
+trailer would then never be replaced, and a cache that recomputes blocks it cannot read would
+recompute it at every lookup. So a store remembers the keys it has found corrupt, and checks the
+whole existing block of these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_KEYS: Final = 4096
 
 
 class DamagedKeys:
-    """Keys that were found corrupt and not written since; of too many the oldest are forgotten.
+    """Keys that were found corrupt and not written since, at most `MAX_KEYS`.
 
     Thread-safe.
 
@@ -63,7 +63,7 @@ class DamagedKeys:
         if_exists: IfExists,
         cancel: Cancellation | None = None,
     ) -> Receipt:
-        """Write a block as `Backend.write_block` does; ``keep`` replaces what is still damaged."""
+        """Write as `Backend.write_block`, but ``keep`` replaces a block that is still corrupt."""
         if key not in self.keys:
             return backend.write_block(key, parts, if_exists=if_exists, cancel=cancel)
         chosen = self.choose(backend, key, buffers.total_bytes(parts), if_exists, cancel)
@@ -79,10 +79,10 @@ class DamagedKeys:
         if_exists: IfExists,
         cancel: Cancellation | None,
     ) -> IfExists:
-        """Return what a write must ask for: ``replace`` where ``keep`` would keep the damage.
+        """Return the ``if_exists`` of a write: ``replace`` if ``keep`` would keep a corrupt block.
 
-        The block is checked, not replaced at once: another process may have written it since, and
-        a visible write must not take the place of an intact durable block.
+        The block is checked first, because another process may have written it since, and a
+        visible write must not replace an intact durable block.
         """
         if if_exists != "keep" or key not in self.keys or _may_stay(backend, key, nbytes, cancel):
             return if_exists
@@ -93,7 +93,7 @@ class DamagedKeys:
     ) -> list[int]:
         """Return which blocks of a ``keep`` batch must be written with ``replace``, by position.
 
-        Of a key that comes several times, the first: the others then find an intact block.
+        If a key occurs several times, only the first: the others then find an intact block.
         """
         first = {key: at for at, key in reversed(list(enumerate(blocks.keys))) if key in self.keys}
         return sorted(
@@ -104,10 +104,10 @@ class DamagedKeys:
 
 
 def _may_stay(backend: Backend, key: str, nbytes: int, cancel: Cancellation | None) -> bool:
-    """Check whether a ``keep`` write may go on as usual: the block is intact, or there is none.
+    """Return whether a ``keep`` write may go on: the existing block is intact, or there is none.
 
-    The payload is checked whatever ``verify=`` asks of reads. Then the block is read as readers
-    do: a check goes past the page cache where it can, and the damage may be in there.
+    The payload is checked whatever the option ``verify`` is. Then the block is also read in the
+    usual way: the check bypasses the page cache where it can, and the cached copy may be corrupt.
     """
     found = backend.verify_block(key, cancel=cancel)
     if not found.ok:

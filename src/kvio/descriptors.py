@@ -1,9 +1,9 @@
-"""Descriptors that stay open between calls: all stores of the process share a part of its limit.
+"""Descriptors that stay open between calls, shared by all stores of the process.
 
-A store keeps its directories open, because opening one for every block would cost more than a
-small block does. Together with the root of every store they take at most half of what
-RLIMIT_NOFILE allows; what has not been used for longest makes room. Where the process runs out of
-descriptors all the same, some are closed and the call is made once more.
+A store keeps its directories open, because opening one for every block would cost more than
+writing a small block. Together with the roots of all stores they take at most half of
+RLIMIT_NOFILE; the least recently used are closed to make room. If the process runs out of
+descriptors all the same, some are closed and the call is retried once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kvio._native import EXHAUSTED
 from kvio._native.files import SyncFailedError
 
 _UNLIMITED: Final = 1 << 20
-#: After the process ran out, so many requests for room add one to what is kept at most.
+#: After the process ran out, so many requests raise the limit of kept descriptors by one.
 _CAUTION: Final = 64
-#: But as many as this may always be kept.
+#: The least value of that limit.
 _LEAST: Final = 16
-#: A thread that lacks a descriptor waits so long for others that do.
+#: How long a thread that lacks a descriptor waits for other threads that do.
 _TURN_S: Final = 5.0
 
 T = TypeVar("T")
@@ -36,21 +36,21 @@ def _limit() -> int:
 
 
 class Evictable(Protocol):
-    """Something that keeps a descriptor open and can do without it."""
+    """An object with a descriptor that can be closed and opened again."""
 
     def was_used(self) -> bool:
-        """Return whether it was used since the last such question."""
+        """Return whether it was used since the last call of this method."""
 
     def evict(self) -> bool:
         """Close the descriptor; False: it is in use, and still open."""
 
 
 class KeptDescriptors:
-    """What is kept open, in the order in which it will be closed.
+    """The kept descriptors, least recently used first.
 
     Attributes:
-        lock: held around `add`, `remove`, and every change of what they are told. A store that
-            the garbage collector closes may take it once more in the middle of that.
+        lock: held around `add`, `remove`, and changes of the objects passed to them. It is
+            reentrant, because the garbage collector may close a store meanwhile.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class KeptDescriptors:
 
     def _begin(self) -> None:
         self.lock = threading.RLock()
-        self._alone = threading.RLock()  # taken again by the handler of a signal
+        self._alone = threading.RLock()  # reentrant for the handlers of signals
         self._kept: OrderedDict[Evictable, None] = OrderedDict()
         self._roots = 0
         self._most: float = _UNLIMITED
@@ -71,9 +71,9 @@ class KeptDescriptors:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Let threads that lack a descriptor go one at a time: they take none from each other.
+        """Run threads that lack descriptors one at a time, so that they take none from each other.
 
-        None waits for long: the thread before it may itself wait for the call that waits here.
+        The wait is short: the thread before may itself wait for the call that waits here.
         """
         first = self._alone.acquire(timeout=_TURN_S)
         try:
@@ -83,12 +83,12 @@ class KeptDescriptors:
                 self._alone.release()
 
     def count_roots(self, change: int) -> None:
-        """Count the descriptors that stores hold besides: they leave less room."""
+        """Count the descriptors of roots, which leave less room for others."""
         with self.lock:
             self._roots += change
 
     def add(self, one: Evictable) -> bool:
-        """Keep a descriptor; False: there is no room, and none can be made."""
+        """Keep a descriptor; False: the limit is reached, and all others are in use."""
         room = self._room()
         while len(self._kept) >= room:
             if not self._evict_one():
@@ -97,13 +97,13 @@ class KeptDescriptors:
         return True
 
     def remove(self, one: Evictable) -> None:
-        """Forget a descriptor that its owner closes."""
+        """Remove a descriptor that its owner closes."""
         self._kept.pop(one, None)
 
     def give_back(self) -> None:
-        """Close half of what is kept and not in use: the process has run out of descriptors.
+        """Close half of the kept descriptors, because the process has run out.
 
-        From then on less is kept, and only slowly more again.
+        From then on fewer are kept; the limit rises slowly again.
         """
         with self.lock:
             few = (len(self._kept) + 1) // 2
@@ -113,7 +113,7 @@ class KeptDescriptors:
                     break
 
     def for_files(self) -> int:
-        """Return how many files calls may hold open besides: with what is kept three quarters."""
+        """Return how many files calls may hold open: with all kept descriptors three quarters."""
         return max(0, _limit() * 3 // 4 - self._roots - len(self._kept))
 
     def _room(self) -> int:
@@ -123,7 +123,7 @@ class KeptDescriptors:
         return min(share, int(self._most))
 
     def _evict_one(self) -> bool:
-        """Close one: what was used since it was last passed over gets a second chance."""
+        """Close one that was not used lately (the clock algorithm)."""
         for _ in range(2 * len(self._kept)):
             if not self._kept:
                 return True
@@ -134,18 +134,18 @@ class KeptDescriptors:
         return False
 
 
-#: Of this process.
+#: The descriptors of this process.
 SHARED: Final = KeptDescriptors()
 os.register_at_fork(after_in_child=SHARED.begin_in_child)
 
 
 def retrying(call: Callable[[], T]) -> T:
-    """Return what *call* does; where it lacks a descriptor, it is made once more with some free.
+    """Call a function and return its result; if it lacks a descriptor, close some and retry once.
 
-    Not where a sync failed: whatever its errno says, bytes may be lost.
+    A failed sync is never retried: whatever its errno, bytes may be lost.
 
     Raises:
-        OSError: as *call* does.
+        OSError: as *call* raises it.
     """
     try:
         return call()

@@ -1,12 +1,12 @@
 """Every error kvio raises.
 
 KvioError
-├─ ConfigError (ValueError)             an option or URL that cannot be
+├─ ConfigError (ValueError)             an option or URL that is wrong
 ├─ UnknownBackendError (LookupError)    no backend of that name
 ├─ MissingDependencyError (ImportError) an extra is not installed
-├─ UnsupportedError                     this medium or library cannot do it
+├─ UnsupportedError                     this storage or library cannot do it
 ├─ StoreClosedError (RuntimeError)      used after close()
-├─ RankFailedError (.rank)              another rank raised what is no KvioError
+├─ RankFailedError (.rank)              another rank raised an exception of another library
 ├─ BlockError (.key)
 │  ├─ InvalidKeyError (ValueError)
 │  ├─ BlockNotFoundError (LookupError)
@@ -16,11 +16,11 @@ KvioError
 └─ StorageError (OSError; .errno)
    ├─ StorageFullError                  ENOSPC, EDQUOT, EFBIG
    ├─ AccessDeniedError                 EACCES, EPERM, EROFS
-   ├─ TransientStorageError             worth a retry: EAGAIN, EMFILE, …
-   │  └─ OutOfMemoryError (MemoryError)  ENOMEM, or more than there is; .nbytes
+   ├─ TransientStorageError             retryable: EAGAIN, EMFILE, …
+   │  └─ OutOfMemoryError (MemoryError)  ENOMEM, or more than the machine has; .nbytes
    ├─ RootMovedError                    a store's root was moved, removed or replaced
    ├─ StorageTimeoutError               the deadline passed
-   └─ TierNotDrainedError (.keys)       blocks are staged that the store does not have
+   └─ TierNotDrainedError (.keys)       a staging tier holds blocks that its store lacks
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class KvioError(Exception):
 
 
 class ConfigError(KvioError, ValueError):
-    """An option, a URL or a root directory that cannot be used as it is."""
+    """An option, a URL or a root directory is wrong."""
 
 
 class UnknownBackendError(KvioError, LookupError):
-    """No installed distribution registers a backend of this name."""
+    """No installed package registers a backend of this name."""
 
 
 class MissingDependencyError(KvioError, ImportError):
-    """The backend exists, but a package it needs is not installed."""
+    """A package that the backend needs is not installed."""
 
 
 class UnsupportedError(KvioError):
-    """The medium, the library or this machine cannot do what was asked."""
+    """The storage, the library or this machine cannot do what was asked."""
 
 
 class StoreClosedError(KvioError, RuntimeError):
@@ -55,7 +55,7 @@ class StoreClosedError(KvioError, RuntimeError):
 
 
 class RankFailedError(KvioError):
-    """Another rank of a call that all ranks make raised what is no KvioError; ``.rank``: which."""
+    """Another rank of a collective call raised an error that is not kvio's; see ``.rank``."""
 
     def __init__(self, message: str, *, rank: int | None = None) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class RankFailedError(KvioError):
 
 
 class BlockError(KvioError):
-    """Something about one block; ``.key`` is its name."""
+    """An operation on one block failed; ``.key`` is its name."""
 
     def __init__(self, message: str, *, key: str | None = None) -> None:
         super().__init__(message)
@@ -74,15 +74,15 @@ class BlockError(KvioError):
 
 
 class InvalidKeyError(BlockError, ValueError):
-    """The key breaks the rules; raised before any I/O."""
+    """The key is not valid; raised before any I/O."""
 
 
 class BlockNotFoundError(BlockError, LookupError):
-    """No block stands under the key."""
+    """There is no block under the key."""
 
 
 class BlockExistsError(BlockError):
-    """The key is taken and ``if_exists="error"`` was asked for."""
+    """There is a block under the key already, and the call had ``if_exists="error"``."""
 
 
 class BlockSizeError(BlockError, ValueError):
@@ -90,11 +90,11 @@ class BlockSizeError(BlockError, ValueError):
 
 
 class CorruptBlockError(BlockError):
-    """What is stored is not what was written; none of it was returned as good."""
+    """The stored bytes are not those written; none of them was returned as good."""
 
 
 class StorageError(KvioError, OSError):
-    """The medium failed; ``.errno`` says how, ``.key`` and ``.backend`` where."""
+    """The storage failed; ``.errno`` says how, ``.key`` and ``.backend`` where."""
 
     def __init__(
         self,
@@ -114,19 +114,19 @@ class StorageError(KvioError, OSError):
 
 
 class StorageFullError(StorageError):
-    """No room: the device, a quota or a file size limit is exhausted."""
+    """The device is full, or a quota or a limit of file sizes is reached."""
 
 
 class AccessDeniedError(StorageError):
-    """Permissions or a read-only medium forbid it."""
+    """Permissions or a read-only file system forbid it."""
 
 
 class TransientStorageError(StorageError):
-    """It failed for now; the same call may succeed later."""
+    """The failure may be transient: the same call may succeed later."""
 
 
 class OutOfMemoryError(TransientStorageError, MemoryError):
-    """There is no memory for a block, a buffer or a tier; ``.nbytes`` is what was asked for."""
+    """There is no memory for a block, a buffer or a tier; ``.nbytes`` were needed."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class OutOfMemoryError(TransientStorageError, MemoryError):
 
 
 class RootMovedError(StorageError):
-    """The path of a store's root does not lead to the directory any more that the store opened."""
+    """The root that a store opened was moved or removed, or its path leads elsewhere now."""
 
 
 class StorageTimeoutError(StorageError):
@@ -153,7 +153,7 @@ class StorageTimeoutError(StorageError):
 
 
 class TierNotDrainedError(StorageError):
-    """A staging tier holds blocks that its store does not have; ``.keys`` names them."""
+    """A staging tier holds blocks that its store lacks; ``.keys`` names them."""
 
     def __init__(self, message: str, *, keys: tuple[str, ...] = ()) -> None:
         super().__init__(message, key=keys[0] if keys else None)
@@ -185,7 +185,7 @@ _BY_ERRNO: Final[dict[int, type[StorageError]]] = {
 def storage_error(
     number: int, doing: str, *, key: str | None = None, backend: str | None = None
 ) -> StorageError:
-    """Make the typed error of an errno; *doing* says which step failed."""
+    """Return the typed error of an errno; *doing* says which step failed."""
     kind = _BY_ERRNO.get(number, StorageError)
     name = errno.errorcode.get(number, str(number))
     where = f" for block {key!r}" if key is not None else ""
@@ -194,7 +194,7 @@ def storage_error(
 
 
 def out_of_memory(cause: MemoryError, key: str, nbytes: int | None) -> OutOfMemoryError:
-    """Make the error of a block from one that does not name it; *nbytes*: what was asked for."""
+    """Return an error that names the block and the *nbytes* that were needed."""
     said = f"block {key!r}: {cause}" if str(cause) else f"block {key!r}: there is no memory"
     if isinstance(cause, OutOfMemoryError):
         said = said if cause.key is None else str(cause)

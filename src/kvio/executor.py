@@ -1,10 +1,10 @@
-"""I/O threads: reads first, bytes bounded, and a stuck thread replaced instead of missed.
+"""The I/O threads: reads go first, queued bytes are bounded, and stuck threads are replaced.
 
 A thread in a system call on a dead mount cannot be stopped. A caller whose deadline passes
-`abandon`s its job: the thread that runs it is quarantined, a fresh one takes its place, and if the
-call ever returns, the old thread ends. Of such threads, each with the block it holds, there are
-`MOST_STUCK` at most, or as many as the pool has: after that no fresh one is started, and calls
-wait for their deadline.
+`abandon`s its job: the thread that runs it is quarantined and a new one takes its place; if the
+system call ever returns, the old thread ends. At most `MOST_STUCK` threads, or as many as the pool
+has, can be quarantined, each with the block it holds; after that no new one is started, and calls
+wait until their deadline.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kvio import exits, threads
 from kvio.errors import BlockError, StorageTimeoutError, StoreClosedError, TransientStorageError
 from kvio.threads import Condition, Future
 
-#: Every so many jobs a waiting write goes first, so that reads cannot starve writes for ever.
+#: After so many jobs a queued write goes first, so that reads cannot starve writes.
 _WRITE_EVERY: Final = 8
-#: Threads that may be stuck in calls that were given up; those at work count, as they may be next.
+#: Limit of threads, quarantined ones and those at work, which may be quarantined next.
 MOST_STUCK: Final = 64
-#: How long `Executor.close` without a timeout waits for them: they may never end, but those of
-#: calls that a signal interrupted do so soon.
+#: How long `Executor.close` without a timeout waits for quarantined threads: they may never end,
+#: but those of calls that a signal interrupted end soon.
 _STUCK_S: Final = 1.0
 
 
@@ -51,8 +51,8 @@ class Executor:
         threads: how many run at once.
         max_queued_bytes: `submit` blocks while queued and running jobs hold more than this; one
             job larger than that is admitted alone.
-        on_start: what each thread calls first, with its number.
-        name: whose threads these are, for messages.
+        on_start: called first by each thread, with its number.
+        name: the owner of these threads, for messages.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Executor:
         self._threads: set[threading.Thread] = set()
         self._quarantined: set[threading.Thread] = set()
         self._running: dict[threading.Thread, Job] = {}
-        self._telling: dict[object, threading.Thread] = {}
+        self._notifying: dict[object, threading.Thread] = {}
         self._leaving: list[threading.Thread] = []
         self._idle = 0
         self._turn = 0
@@ -87,7 +87,7 @@ class Executor:
 
     @property
     def quarantined(self) -> int:
-        """How many threads are stuck in calls that were given up."""
+        """The number of threads stuck in abandoned calls."""
         return len(self._quarantined)
 
     def submit(self, job: Job, *, deadline: float | None = None) -> None:
@@ -96,7 +96,7 @@ class Executor:
         Raises:
             StorageTimeoutError: they did not fit before *deadline* (`time.monotonic`).
             StoreClosedError: the executor is closed.
-            TransientStorageError: there is no thread, and none can be started.
+            TransientStorageError: no thread can be started for it.
         """
         queue = self._reads if job.read else self._writes
         job.submitted = True
@@ -119,17 +119,16 @@ class Executor:
         read: bool = True,
         cancel: Callable[[], None] | None = None,
     ) -> list[Any]:
-        """Run tasks side by side, the caller taking part; results in order.
+        """Run tasks on this thread and the I/O threads at once; return their results in order.
 
-        Other threads join in the order of their queue, for reads or for writes.
+        The I/O threads take their part from the queue for reads or for writes. It is safe to call
+        this from an I/O thread: the caller runs every task that no other thread takes.
 
-        Safe to call from an I/O thread: what no other thread takes, the caller does itself.
-
-        Where the handler of a signal interrupts the caller, tasks that have not begun never run,
-        *cancel* is called to end the others, and they are waited for.
+        If the handler of a signal raises, tasks that have not begun never run, *cancel* is called
+        to stop the others, and this call waits for them.
 
         Raises:
-            Exception: the first a task raised, after all have ended.
+            Exception: the first that a task raised, after all have ended.
         """
         todo = deque(range(len(tasks)))
         results: dict[int, Any] = {}
@@ -167,36 +166,36 @@ class Executor:
             errors.clear()  # a traceback has the frames that have these: a cycle
         return [results[number] for number in range(len(tasks))]
 
-    def abandon(self, job: Job, tell: Callable[[], object] = lambda: None) -> None:
-        """Stop waiting for a job, and *tell* whoever does, for which `drain` and `close` wait.
+    def abandon(self, job: Job, notify: Callable[[], object] = lambda: None) -> None:
+        """Stop waiting for a job and call *notify*; `drain` and `close` wait until it returns.
 
-        It is taken off the queue, or the thread that runs it is quarantined.
+        A queued job is removed from the queue; a running one quarantines its thread.
         """
-        me, telling = threading.current_thread(), object()
+        me, notifying = threading.current_thread(), object()
         try:
             with self._lock:
-                self._telling[telling] = me
+                self._notifying[notifying] = me
                 self._abandon(job)
                 with suppress(TransientStorageError):  # the next call tries again
                     self._start_threads()
-            tell()
+            notify()
         finally:
             with self._lock:
-                self._telling.pop(telling, None)
+                self._notifying.pop(notifying, None)
                 self._room.notify_all()
 
     def drain(self, *, timeout: float | None = None) -> bool:
-        """Wait until nothing is queued or running but what was given up; False if too long."""
+        """Wait until no job is queued or running, except abandoned ones; False on a timeout."""
 
         def done() -> bool:
             busy = self._running.keys() - self._quarantined
-            return not (self._reads or self._writes or busy or self._told_by_others())
+            return not (self._reads or self._writes or busy or self._others_notify())
 
         with self._lock:
             return threads.wait_for(self._room, done, timeout)
 
     def finish(self, deadline: float) -> None:
-        """Wait, at the end of the program, until everything submitted has ended."""
+        """Wait, at the end of the program, until all submitted jobs have ended."""
         with self._lock:
             running = [job for t, job in self._running.items() if t not in self._quarantined]
             jobs = (*self._reads, *self._writes, *running)
@@ -204,7 +203,7 @@ class Executor:
         self.drain(timeout=_left(deadline))
 
     def unfinished(self) -> str | None:
-        """Describe the writes and deletions that `finish` waited for and that are not done."""
+        """Describe the writes and deletions that `finish` waited for and that did not succeed."""
         lost = [job.future for job in self._awaited if _is_lost(job.future)]
         error = next((future.exception() for future in lost if future.done()), None)
         why = "" if error is None else f" (one failed: {error})"
@@ -212,14 +211,14 @@ class Executor:
 
     @property
     def has_threads(self) -> bool:
-        """Whether a thread was started and has not ended."""
+        """True if a thread was started and has not ended."""
         return bool(self._threads or self._quarantined)
 
     def close(self, *, timeout: float | None = None) -> bool:
-        """Finish what is queued, then end the threads.
+        """Finish the queued jobs, then end the threads.
 
-        After *timeout* seconds what is still queued is cancelled instead. False if a thread has
-        not ended: one that is still busy then, or one that was quarantined before.
+        After *timeout* seconds the jobs still queued are cancelled instead. Return False if a
+        thread has not ended: it is still busy, or was quarantined before.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         me = threading.current_thread()
@@ -229,7 +228,7 @@ class Executor:
             self._room.notify_all()
             threads.wait_for(
                 self._room,
-                lambda: not (self._threads - {me} or self._told_by_others()),
+                lambda: not (self._threads - {me} or self._others_notify()),
                 _left(deadline),
             )
             stuck = tuple(self._quarantined)
@@ -248,10 +247,10 @@ class Executor:
             threads.join(thread)
         return ended
 
-    def _told_by_others(self) -> bool:
-        """Tell whether another thread still says that a job was given up."""
+    def _others_notify(self) -> bool:
+        """Return whether another thread is in the *notify* of `abandon`."""
         me = threading.current_thread()
-        return any(thread is not me for thread in self._telling.values())
+        return any(thread is not me for thread in self._notifying.values())
 
     def _abandon(self, job: Job) -> None:
         if job.future.done():
@@ -279,7 +278,7 @@ class Executor:
                 (self._reads if helper.read else self._writes).append(helper)
             try:
                 self._start_threads()
-            except TransientStorageError:  # the caller does all of it
+            except TransientStorageError:  # the caller runs all tasks
                 for helper in helpers:
                     (self._reads if helper.read else self._writes).remove(helper)
             self._work_ready.notify(len(helpers))
@@ -295,10 +294,10 @@ class Executor:
             raise StoreClosedError("the store is closed")
 
     def _start_threads(self) -> None:
-        """Start threads for what is queued, as many as are wanted and the system gives.
+        """Start threads for queued jobs, up to the size of the pool.
 
         Raises:
-            TransientStorageError: it gives none, and there is no other.
+            TransientStorageError: the system starts none, and there is no other.
         """
         waiting = len(self._reads) + len(self._writes)
         room = max(MOST_STUCK, self._wanted) - len(self._quarantined)
@@ -312,7 +311,7 @@ class Executor:
                 self._threads.add(thread)
                 threads.start(thread)
             except BaseException as exc:
-                self._threads.discard(thread)  # where it runs nevertheless, it says so
+                self._threads.discard(thread)  # `_work` adds it again if it runs nevertheless
                 if isinstance(exc, TransientStorageError):
                     self._started = number
                     if self._threads:
@@ -341,7 +340,7 @@ class Executor:
                 self._quarantined.discard(me)
                 try:
                     self._start_threads()
-                except TransientStorageError:  # there is no other: this one goes on
+                except TransientStorageError:  # no thread can replace this one: it goes on
                     self._threads.add(me)
                 else:
                     return
@@ -368,7 +367,7 @@ class Executor:
 
 
 def _drop(jobs: deque[Job]) -> None:
-    """Cancel jobs that nobody has started."""
+    """Cancel jobs that have not begun."""
     while jobs:
         try:
             job = jobs.popleft()
@@ -379,7 +378,7 @@ def _drop(jobs: deque[Job]) -> None:
 
 
 def _wait_for_all(helpers: Sequence[Job], stop: Callable[[], None]) -> None:
-    """Wait for helpers that have begun, while no other begins; call *stop* where a signal comes."""
+    """Cancel helpers that have not begun and wait for the others; call *stop* on a signal."""
     interrupted: BaseException | None = None
     while True:
         try:
@@ -398,7 +397,7 @@ def _wait_for_all(helpers: Sequence[Job], stop: Callable[[], None]) -> None:
 
 
 def _is_lost(future: Future[Any]) -> bool:
-    """Return whether what a future stands for is not done; what a block forbids was answered."""
+    """Return whether a job did not succeed; a `BlockError` is an answer, not a loss."""
     if not future.done():
         return True
     return not future.cancelled() and not isinstance(future.exception(), BlockError | None)
@@ -410,7 +409,7 @@ def _run(job: Job) -> None:
     run, job.run = job.run, _nothing  # a future that is kept must not keep the block's bytes
     try:
         result = run()
-    except BaseException as exc:  # noqa: BLE001  # it belongs to whoever waits for the future
+    except BaseException as exc:  # noqa: BLE001  # raised to the caller that waits for the future
         job.future.set_exception(exc)
         del job  # the error's traceback has this frame: a cycle
     else:

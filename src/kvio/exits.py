@@ -1,9 +1,9 @@
-"""What a program has accepted but not done when it ends, or drops it: it is done, or reported.
+"""Work that was accepted and is not done when the program ends, or drops the store.
 
-As with `concurrent.futures`, a program that ends waits for what was submitted; but no longer than
-``KVIO_EXIT_TIMEOUT_S`` seconds (60), after which a warning says what was not done. Threads of the
-program itself are over by then, and so are its exit handlers, but those that it registered before
-it imported kvio. A child of `multiprocessing` has no exit handlers: it waits when its last thread
+As with `concurrent.futures`, a program that ends waits for submitted work; but no longer than
+``KVIO_EXIT_TIMEOUT_S`` seconds (60), after which a warning names the work that was not done. The
+program's own threads and exit handlers have ended by then, except handlers registered before kvio
+was imported. A child of `multiprocessing` runs no exit handlers: it waits after its last thread
 has ended.
 """
 
@@ -30,38 +30,38 @@ _DEFAULT_S: Final = 60.0
 
 
 class Accepting(Protocol):
-    """Something that takes work and does it later."""
+    """An object that accepts work and does it later."""
 
     def finish(self, deadline: float) -> None:
-        """Wait until what was accepted is done, or until *deadline* (`time.monotonic`)."""
+        """Wait until all accepted work is done, or until *deadline* (`time.monotonic`)."""
 
     def unfinished(self) -> str | None:
-        """Describe what was accepted and is not done, or failed in `finish`; None: nothing."""
+        """Describe the accepted work that is not done or failed in `finish`; None if all is."""
 
 
-#: Each with the process that it works in: a forked child has none of its parent's work.
+#: With the process of each: a forked child has none of its parent's work.
 _LIVE: Final[weakref.WeakKeyDictionary[Accepting, int]] = weakref.WeakKeyDictionary()
 _last: Final[list[Callable[[], None]]] = []
 _finished_in = 0
 
 
 def watch(one: Accepting) -> None:
-    """Finish what *one* has accepted before this process ends."""
+    """Finish the work that *one* has accepted before this process ends."""
     _LIVE[one] = os.getpid()
 
 
 def last(call: Callable[[], None]) -> None:
-    """Call this at the end of the program, after everything was waited for."""
+    """Call a function at the end of the program, after all work was waited for."""
     _last.append(call)
 
 
 def dropped(
     one: object, text: str, close: Callable[[], None], *, at_once: bool = False, warns: bool = True
 ) -> None:
-    """Warn, in a finaliser, that something was not closed, and close it.
+    """Warn, in a finaliser, that an object was not closed, and close it.
 
-    On another thread, unless *at_once*: a finaliser runs wherever memory is allocated, and this
-    thread may hold a lock that closing needs.
+    It is closed on another thread, unless *at_once*: a finaliser may run wherever memory is
+    allocated, and this thread may hold a lock that closing needs.
     """
     try:
         if warns:
@@ -69,14 +69,14 @@ def dropped(
             warnings.warn(text, ResourceWarning, stacklevel=3, source=one)
     finally:
         if sys.is_finalizing():
-            pass  # no thread begins any more, and the system takes everything back
+            pass  # no thread can be started any more, and the system closes everything
         elif at_once:
             close()
         else:
             thread = threading.Thread(
                 target=_close, args=(close,), name="kvio-dropped", daemon=True
             )
-            with suppress(RuntimeError):  # the program ends, which waits for what was accepted
+            with suppress(RuntimeError):  # the program ends, and `_finish` waits for the work
                 thread.start()
 
 
@@ -107,7 +107,7 @@ def _finish() -> None:
     deadline = time.monotonic() + seconds
     why = f"it waited up to {seconds:g} s for them ({_VARIABLE})"
     try:
-        for one in reversed(ours):  # what was made last builds on what was made before
+        for one in reversed(ours):  # those made last use those made before
             one.finish(deadline)
     except BaseException:  # the handler of a signal raised it
         why = "a signal ended the wait for them"

@@ -1,4 +1,4 @@
-"""Stores in a forked child: threads, locks and descriptors never cross a fork."""
+"""Stores in a forked child process: threads, locks and descriptors are renewed there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Forked(Protocol):
-    """Something that can make itself ready in a child process."""
+    """An object that can be renewed in a child process."""
 
     def _after_fork(self) -> None: ...
 
@@ -22,13 +22,13 @@ def watch(store: Forked) -> None:
 
 
 def forget(store: Forked) -> None:
-    """Leave *store* alone: it is closed."""
+    """Stop renewing *store*, which is closed."""
     _LIVE.discard(store)
 
 
 def _renew_in_child() -> None:
     for store in tuple(_LIVE):
-        store._after_fork()  # noqa: SLF001  # what the protocol is for
+        store._after_fork()  # noqa: SLF001  # the method of the protocol
 
 
 os.register_at_fork(after_in_child=_renew_in_child)

@@ -1,7 +1,7 @@
 """The 64-byte trailer that ends every block of ``layout=block``; see docs/format.md.
 
-The POSIX backends read and write it in C (``_native/trailer.c``); this is the same format for
-media that Python talks to, and its reference in tests.
+The POSIX backends read and write it in C (``_native/trailer.c``); this module does the same for
+backends in Python, and is the reference in tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """What a trailer says of the block before it; *checksum* None: none was computed."""
+    """The fields of a trailer; *checksum* is None if none was computed."""
 
     nbytes: int
     checksum: int | None
@@ -33,11 +33,11 @@ class Trailer:
 
 
 class TrailerError(ValueError):
-    """These bytes do not end a block; the message says what is wrong."""
+    """These bytes are not a valid trailer; the message says why."""
 
 
 def key_hash(namespace: str, key: str) -> bytes:
-    """Hash a namespace and key: BLAKE2b-128 of both in UTF-8, a zero byte between them."""
+    """Return the BLAKE2b-128 of a namespace and key in UTF-8, joined by a zero byte."""
     return hashlib.blake2b(f"{namespace}\0{key}".encode(), digest_size=16).digest()
 
 
@@ -53,10 +53,10 @@ def pack_trailer(trailer: Trailer, crc32c: Callable[[bytes], int]) -> bytes:
 def unpack_trailer(
     data: bytes, *, stored_nbytes: int, expected_key_hash: bytes, crc32c: Callable[[bytes], int]
 ) -> Trailer:
-    """Decode the last 64 of *stored_nbytes* bytes and check all they say.
+    """Decode and check a trailer, the last 64 of *stored_nbytes* bytes.
 
     Raises:
-        TrailerError: magic, version, checksum, length or key do not fit.
+        TrailerError: magic, version, checksum, length or key is wrong.
     """
     if len(data) != TRAILER_BYTES or stored_nbytes < TRAILER_BYTES:
         raise TrailerError("shorter than a trailer")

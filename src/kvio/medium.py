@@ -1,8 +1,8 @@
-"""What a mounted file system is, and whether its fsync can be trusted.
+"""The properties of a mounted file system, and whether its fsync can be trusted.
 
-Answers come from trying (``kvio_probe``), from statfs(2), from the mount options in
-/proc/self/mountinfo, and from what lies below (`kvio.filesystem.layers`). docs/durability.md has
-the table: a promise is refused unless there is a reason to make it.
+They come from probing (``kvio_probe``), from statfs(2), from the mount options in
+/proc/self/mountinfo, and from the devices below (`kvio.filesystem.layers`). docs/durability.md has
+the table: ``durable`` is refused unless there is a reason to promise it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from kvio.filesystem.layers import (
 )
 from kvio.filesystem.sysfs import tree_at
 
-#: statfs(2) magic numbers, from linux/magic.h and the file systems' own headers.
-#: Where no file can be made: the mount, the mode, or an immutable directory.
+#: No file can be made, because of the mount, the permissions, or an immutable directory.
 NOT_WRITABLE: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 
+#: By statfs(2) magic number, from linux/magic.h and the file systems' own headers.
 _NAMES: Final = {
     0xEF53: "ext4",
     0x58465342: "xfs",
@@ -48,9 +48,9 @@ _NAMES: Final = {
     0xFE534D42: "smb2",
     0x01021997: "9p",
 }
-#: Their fsync is honest, as kvio's power cuts showed (docs/durability.md).
+#: Their fsync can be trusted, as kvio's power cuts showed (docs/durability.md).
 _SHOWN: Final = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "overlay"))
-#: Their fsync is honest by their documentation; kvio's tests did not cut their power.
+#: Their fsync can be trusted by their documentation; kvio's tests did not cut their power.
 _DOCUMENTED: Final = frozenset(("f2fs", "zfs", "bcachefs", "lustre", "gpfs", "ceph", "beegfs"))
 #: They write names and inodes together, by a journal, a log or copy-on-write. The ext family does
 #: so where it has a journal.
@@ -61,7 +61,7 @@ _UNTRUSTED: Final = {
     "nfs": "an async NFS export acknowledges what it has not stored, and a client cannot tell",
 }
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
-#: By device and mounts: what was found there.
+#: By device and mount table: the result of `examine`.
 _known: dict[tuple[int, int], Medium] = {}
 _KNOWN_AT_MOST: Final = 64
 _UNSAFE_OPTIONS: Final = ("nobarrier", "barrier=0", "volatile", "fsync=volatile")
@@ -75,14 +75,15 @@ class Medium:
         name: of the file system, or its magic number in hexadecimal.
         mount_options: as the kernel lists them, empty where /proc is absent.
         not_durable_because: why fsync is not trusted, or None.
-        in_memory: the root itself is memory: no option makes it durable.
+        in_memory: the file system is memory: no option makes it durable.
         journaled: names and inodes reach the disk together; False also where that is unknown.
         direct_io: direct I/O works and bypasses the page cache.
-        memory_align, offset_align: what direct I/O asks of memory and of offsets and lengths.
-        tmpfile: O_TMPFILE and a way to link it exist.
-        tmpfile_durable: and what was synced before it had a name survives with the name.
-        durable_notes: what a promise of ``durable`` rests on besides.
-        notes: what a user should know, these included.
+        memory_align, offset_align: the alignment that direct I/O needs, of memory and of offsets
+            and lengths.
+        tmpfile: O_TMPFILE works, and such a file can be linked.
+        tmpfile_durable: and a file that was synced before it got its name survives a power cut.
+        durable_notes: conditions of a promise of ``durable``.
+        notes: all that a user should know, these included.
     """
 
     name: str
@@ -103,7 +104,7 @@ class Medium:
 
 
 def examine(dirfd: int, probe_name: str) -> Medium:
-    """Find out by trying; leaves nothing behind.
+    """Probe the file system of a directory; leaves no files behind.
 
     Raises:
         OSError: no file can be made in the directory, or a descriptor is lacking.
@@ -112,7 +113,7 @@ def examine(dirfd: int, probe_name: str) -> Medium:
 
 
 def examine_to_read(dirfd: int, filefd: int, file: str | None) -> Medium:
-    """Find out without writing, from a *file* of the directory *filefd*, if there is one.
+    """Examine the file system without writing, by a *file* in the directory *filefd* if any.
 
     Raises:
         OSError: the file cannot be opened, or a descriptor is lacking.
@@ -130,14 +131,14 @@ def _judge(dirfd: int, probe: dict[str, int], *, read_only: bool) -> Medium:
     direct_io, direct_note = _judge_direct(name, probe)
     nothing_to_read = probe["direct"] == -errno.ENOENT
     notes = [direct_note] if direct_note and not nothing_to_read else []
-    doubt = _judge_durable(name, options, probe, ground)
+    not_durable = _judge_durable(name, options, probe, ground)
     journaled = _is_journaled(holder, journal)
     # btrfs is journaled so, and before Linux 6.16 its log has nothing of a file that was synced
     # while it had no name. Without a journal the sync of a directory writes no inode.
     tmpfile_durable = tmpfile and journaled and name in (*_EXT, "xfs")
-    durable_notes = [] if doubt else _notes_on_durable(name, ground, journal)
+    durable_notes = [] if not_durable else _notes_on_durable(name, ground, journal)
     notes += durable_notes
-    if tmpfile and not tmpfile_durable and not doubt:
+    if tmpfile and not tmpfile_durable and not not_durable:
         notes.append(
             "durable blocks are written to named temporaries and renamed: a file that is synced "
             f"before it has a name may be lost on {_described(name, journal)}"
@@ -149,7 +150,7 @@ def _judge(dirfd: int, probe: dict[str, int], *, read_only: bool) -> Medium:
     return Medium(
         name=name,
         mount_options=options or "",
-        not_durable_because=doubt,
+        not_durable_because=not_durable,
         in_memory=name in _IN_MEMORY,
         journaled=journaled,
         direct_io=direct_io,
@@ -166,10 +167,10 @@ def _judge(dirfd: int, probe: dict[str, int], *, read_only: bool) -> Medium:
 
 
 def recall(dirfd: int, probe_name: str) -> Medium:
-    """Give what `examine` found before, as long as nothing is mounted, unmounted or mounted anew.
+    """Return the earlier result of `examine`, unless the mount table has changed since.
 
     Raises:
-        OSError: no file can be made in the directory; only where it has to be tried.
+        OSError: no file can be made in the directory; only if it is examined now.
     """
     try:
         mounts = hash(Path("/proc/self/mountinfo").read_bytes())
@@ -185,7 +186,7 @@ def recall(dirfd: int, probe_name: str) -> Medium:
 
 
 def _alignment(reported: int) -> int:
-    """Take what STATX_DIOALIGN says, else one page, which no file system was seen to refuse."""
+    """Return the alignment of STATX_DIOALIGN, else one page, which every file system accepted."""
     return reported if 0 < reported <= _native.lib.KVIO_MAX_ALIGN else 4096
 
 
@@ -206,12 +207,12 @@ def _ground(dirfd: int) -> Ground:
     try:
         path = os.readlink(f"/proc/self/fd/{dirfd}")
     except OSError:
-        return Ground(None, None, "/proc is not mounted, so what it lies on is not visible here")
+        return Ground(None, None, "/proc is not mounted, so its devices are not visible here")
     return ground_of(tree_at("/"), path)
 
 
 def _name_of(magic: int, ground: Ground) -> str:
-    """Name a file system; ext2, ext3 and ext4 share a number, and the mount tells them apart."""
+    """Return the name of a file system; the mount tells ext2, ext3 and ext4 apart."""
     name = _NAMES.get(magic, hex(magic))
     if name == "ext4" and ground.holder is not None and ground.holder.kind in _EXT:
         return ground.holder.kind
@@ -269,7 +270,7 @@ def _described(name: str, journal: bool | None) -> str:  # noqa: FBT001  # priva
 
 
 def _notes_on_durable(name: str, ground: Ground, journal: bool | None) -> list[str]:  # noqa: FBT001
-    """Return what a promise of ``durable`` rests on, where it is not what kvio's tests showed."""
+    """Return the conditions of a promise of ``durable`` that kvio's tests did not show."""
     notes = []
     if name in _DOCUMENTED:
         notes.append(
@@ -285,7 +286,7 @@ def _notes_on_durable(name: str, ground: Ground, journal: bool | None) -> list[s
 
 
 def _mount_options(dirfd: int) -> str | None:
-    """Give the per-mount and per-superblock options of the mount a directory is on."""
+    """Return the per-mount and per-superblock options of the mount of a directory."""
     try:
         info = Path(f"/proc/self/fdinfo/{dirfd}").read_text()
         mounts = Path("/proc/self/mountinfo").read_text()

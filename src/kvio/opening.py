@@ -1,4 +1,4 @@
-"""Opening a store: from a URL and keywords to a backend and its settings."""
+"""Open a store: from a URL and keywords to a backend and its settings."""
 
 from __future__ import annotations
 
@@ -42,19 +42,20 @@ def open_store(
         durability: the level every write reaches, ``visible`` (default) or ``durable``.
         layout: ``block`` (default: trailer, checksum) or ``plain`` (path = key, bytes exact).
         verify: what reads check: ``full`` (default), ``length`` or ``off``.
-        max_queued_bytes: submitting blocks while work under way holds more; ``"1GiB"`` is fine.
-        timeout: seconds for every call that gives none of its own; None waits for ever.
-        placement: a `kvio.placement.Placement`: where the I/O threads run, near the medium or a
-            GPU; None: wherever the system puts them. Calls that run on the caller's thread stay
-            there.
+        max_queued_bytes: submitting waits while queued and running work holds more bytes; a
+            number, or text such as ``"1GiB"``.
+        timeout: seconds for calls without a timeout of their own; None: no limit.
+        placement: a `kvio.placement.Placement`: processors for the I/O threads, near the device
+            or a GPU; None: the system decides. Calls on the caller's thread stay there.
         create: make the directory of a file-system store, and those above it, if it is missing.
         options: more options of the backend, as in the URL.
 
     Raises:
-        UnknownBackendError, MissingDependencyError: no such backend, or not without an extra.
-        ConfigError: an option or the root is not usable as it is.
-        TypeError: a path is not one of text.
-        UnsupportedError: the medium cannot give what was asked, with the reason.
+        UnknownBackendError, MissingDependencyError: there is no such backend, or an extra must be
+            installed for it.
+        ConfigError: an option or the root is wrong.
+        TypeError: a path is not text.
+        UnsupportedError: the storage lacks the durability or the I/O mode that was asked for.
     """
     parsed = locate(url)
     given: dict[str, OptionValue] = {

@@ -1,8 +1,9 @@
-"""Which I/O mode for an operation: pure functions of size, concurrency and calibration.
+"""Choose the I/O mode of an operation: pure functions of size, concurrency and calibration.
 
-The cache state is the one input a policy cannot know beforehand. A read decision may therefore
-say ``unless_hot``: direct if the block is not in the page cache, which the C core asks the kernel
-(cachestat) once the file is open, and was not lately read so: the second reader brings it there.
+A policy cannot know whether a block is in the page cache. A decision for a read may therefore say
+``unless_hot``: the C core opens the file, asks the kernel (cachestat), and reads directly only if
+the block is not in the page cache and was not lately read directly; the second read of a block
+goes through the page cache, so that the third finds it there.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any, Final, Protocol
 from kvio.errors import ConfigError
 from kvio.types import IOMode, KiB, MiB
 
-#: Without calibration, as Lustre's hybrid I/O: SBI_DEFAULT_HYBRID_IO_{WRITE,READ}_THRESHOLD.
+#: Defaults of Lustre's hybrid I/O: SBI_DEFAULT_HYBRID_IO_{WRITE,READ}_THRESHOLD.
 WRITE_DIRECT_FROM: Final = 2 * MiB
 READ_DIRECT_FROM: Final = 8 * MiB
-#: Where the kernel tells what is cached, only what is cold is read directly: 1.2 times as fast from
-#: here on, 2.6 times at 4 MiB (ext4 on virtio; docs/experiments/hybrid.md).
+#: With cachestat only blocks that are not in the page cache are read directly: 1.2 times as fast
+#: from this size on, 2.6 times at 4 MiB (ext4 on virtio; docs/experiments/hybrid.md).
 COLD_READ_DIRECT_FROM: Final = 64 * KiB
 CALIBRATION_VERSION: Final = 1
 _FILE_MODES: Final = (IOMode.BUFFERED, IOMode.DONTCACHE, IOMode.DIRECT)
@@ -26,7 +27,7 @@ _FILE_MODES: Final = (IOMode.BUFFERED, IOMode.DONTCACHE, IOMode.DIRECT)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A mode and why; *unless_hot*: buffered where the page cache has the block or should."""
+    """An I/O mode and the reason; *unless_hot*: buffered if the page cache has the block."""
 
     mode: IOMode
     reason: str
@@ -45,7 +46,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """The same mode for everything."""
+    """Always the same mode."""
 
     mode: IOMode
 
@@ -60,7 +61,7 @@ class Always:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A mode for sizes below *below_nbytes* (None: all that are left)."""
+    """A mode for sizes below *below_nbytes* (None: all larger sizes)."""
 
     below_nbytes: int | None
     mode: IOMode
@@ -68,14 +69,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Modes by size as measured on one mount, for one and for several operations at once."""
+    """The fastest modes by size, as measured on one mount for several levels of concurrency."""
 
     write: dict[int, tuple[Step, ...]]
     read: dict[int, tuple[Step, ...]]
     reason: str
 
     def pick(self, table: dict[int, tuple[Step, ...]], nbytes: int, concurrency: int) -> IOMode:
-        """Look a size up in the table of the nearest measured concurrency not above this one."""
+        """Return the mode for a size, at the nearest measured concurrency not above this one."""
         level = max((c for c in table if c <= concurrency), default=min(table))
         for step in table[level]:
             if step.below_nbytes is None or nbytes < step.below_nbytes:
@@ -83,7 +84,7 @@ class Calibration:
         return IOMode.BUFFERED
 
     def replacing(self, mode: IOMode, other: IOMode) -> Calibration:
-        """Give the same calibration with one mode put in the place of another."""
+        """Return the same calibration with one mode replaced by another."""
 
         def swap(table: dict[int, tuple[Step, ...]]) -> dict[int, tuple[Step, ...]]:
             return {
@@ -102,14 +103,14 @@ def _direct_from(write_nbytes: int, read_nbytes: int) -> Calibration:
     )
 
 
-#: Nothing is known but the size.
+#: For kernels that do not report what is in the page cache.
 BY_SIZE: Final = _direct_from(WRITE_DIRECT_FROM, READ_DIRECT_FROM)
-#: The kernel says what is in the page cache.
+#: For kernels that report what is in the page cache.
 CACHE_AWARE: Final = _direct_from(WRITE_DIRECT_FROM, COLD_READ_DIRECT_FROM)
 
 
 class Hybrid:
-    """By size, cache state, concurrency and what was measured on this mount."""
+    """Choose by size, cache state, concurrency, and the calibration of this root."""
 
     def __init__(self, calibration: Calibration = BY_SIZE) -> None:
         self.calibration = calibration
@@ -127,7 +128,7 @@ class Hybrid:
 
 
 def dump_calibration(calibration: Calibration, measured: dict[str, Any]) -> str:
-    """Write a calibration as JSON, with what was measured beside it for the reader."""
+    """Return a calibration as JSON, with the measurements it was made from."""
 
     def table(steps: dict[int, tuple[Step, ...]]) -> dict[str, list[dict[str, object]]]:
         return {
@@ -149,7 +150,7 @@ def load_calibration(text: str, source: str) -> Calibration:
     """Read a calibration file.
 
     Raises:
-        ConfigError: it is not one, or of another version; *source* is named.
+        ConfigError: it is not one, or of another version; the message names *source*.
     """
     try:
         content = json.loads(text)

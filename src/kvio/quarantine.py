@@ -1,4 +1,4 @@
-"""Removing blocks that are corrupt, after their bytes were put aside if that is asked for."""
+"""Remove corrupt blocks, after copying their bytes to a quarantine directory if asked."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvio.format import MAGIC, TRAILER_BYTES, TrailerError, key_hash, unpack_tra
 from kvio.types import BlockStatus, Cancellation, MiB, Removal, status_of
 
 _PIECE_BYTES: Final = 8 * MiB
-#: What cannot be read is left out in pieces of this size.
+#: Bytes that cannot be read become zeros in pieces of this size.
 _SECTOR_BYTES: Final = 4096
-#: How often a block may be written anew while it is checked.
+#: How often a block may be written again while it is checked.
 _ATTEMPTS: Final = 4
 
 
@@ -30,9 +30,9 @@ def remove_corrupt(
     directory: str | None,
     cancel: Cancellation | None = None,
 ) -> Removal:
-    """Remove a block if it is corrupt, and no other that took its place since.
+    """Remove a block if it is corrupt, but never one that replaced it since.
 
-    It is checked here, however it was found. With *directory* its bytes are there first.
+    It is checked here, however it was found. Its bytes are first put into *directory*, if given.
     """
     try:
         for _ in range(_ATTEMPTS):
@@ -52,7 +52,7 @@ def _remove_once(
     directory: str | None,
     cancel: Cancellation | None,
 ) -> Removal | None:
-    """Remove the block that stands under a key now; None: another stood there before the end."""
+    """Check and remove the block that a key has now; None: it was replaced meanwhile."""
     with backend.open_raw(key) as raw:
         found = backend.verify_block(key, cancel=cancel)
         if found.status is not BlockStatus.CORRUPT:
@@ -67,11 +67,11 @@ def _remove_once(
 
 
 def _check_ours(raw: RawBlock, key: str, namespace: str) -> None:
-    """Refuse what may be other data, found by a wrong prefix, layout or namespace.
+    """Refuse data that may not be kvio's, found by a wrong prefix, layout or namespace.
 
     Raises:
-        UnsupportedError: it ends as an intact block of another key or namespace does, or neither
-            its end nor its place shows that it ever was a block.
+        UnsupportedError: it has an intact trailer of another key or namespace, or neither a
+            trailer nor its place shows that it ever was a block.
     """
     end = memoryview(bytearray(min(raw.nbytes, TRAILER_BYTES)))
     raw.read_into(end, raw.nbytes - len(end))
@@ -88,7 +88,7 @@ def _check_ours(raw: RawBlock, key: str, namespace: str) -> None:
 
 
 def _is_intact(trailer: bytes, stored_nbytes: int) -> bool:
-    """Check a trailer, whichever key it names."""
+    """Return whether a trailer is intact, for whichever key."""
     try:
         unpack_trailer(
             trailer,
@@ -102,7 +102,7 @@ def _is_intact(trailer: bytes, stored_nbytes: int) -> bool:
 
 
 def open_directory(path: str) -> int:
-    """Open a directory to put bytes into, and return its descriptor; a new one has mode 0700.
+    """Open a quarantine directory, made with mode 0700 if it is missing; return its descriptor.
 
     Raises:
         StorageError: it cannot be made or opened.
@@ -152,7 +152,7 @@ def _copy(raw: RawBlock, dirfd: int, name: str) -> None:
 
 
 def _pieces(raw: RawBlock) -> Iterator[memoryview]:
-    """Yield the bytes of a block, zeros where they cannot be read."""
+    """Yield the bytes of a block, with zeros where they cannot be read."""
     room = memoryview(bytearray(min(raw.nbytes, _PIECE_BYTES)))
     for start in range(0, raw.nbytes, _PIECE_BYTES):
         piece = room[: raw.nbytes - start]

@@ -1,4 +1,4 @@
-"""Reading one block: into the caller's memory, private memory, or fresh memory."""
+"""Read one block: into the caller's memory, a private copy, or new memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from kvio.buffers import Data
 from kvio.errors import BlockSizeError
 from kvio.types import Cancellation, MiB, check_key
 
-#: How often a block may be replaced by a larger one while it is read; each time there is room for
-#: twice as much, so that only one that grows more than a hundredfold meanwhile is never read.
+#: How often a block may be replaced by a larger one while it is read. Each time the buffer is
+#: doubled, so only a block that grows more than a hundredfold meanwhile is never read.
 _ATTEMPTS = 8
-#: A range of so many bytes is read without asking how many there are.
-_SURELY_ALLOCATED_NBYTES = 16 * MiB
+#: A range of at most this length is read without asking for the block's length first.
+_SMALL_RANGE_NBYTES = 16 * MiB
 
 
 def target(key: str, out: Data, offset: int, nbytes: int | None) -> list[memoryview]:
-    """Check what is asked for, before any I/O; flat views of *out*.
+    """Check the arguments of a read, before any I/O, and return flat views of *out*.
 
     Raises:
-        InvalidKeyError: the key breaks the rules.
+        InvalidKeyError: the key is not valid.
         BlockSizeError: *out* cannot be read into, or is too small for the range.
     """
     check_key(key)
@@ -36,7 +36,11 @@ def target(key: str, out: Data, offset: int, nbytes: int | None) -> list[memoryv
 
 
 def check_range(offset: int, nbytes: int | None) -> None:
-    """Refuse a negative range with `BlockSizeError`."""
+    """Check a range.
+
+    Raises:
+        BlockSizeError: it is negative.
+    """
     if offset < 0 or (nbytes is not None and nbytes < 0):
         raise BlockSizeError(f"offset={offset} and nbytes={nbytes} must not be negative")
 
@@ -50,10 +54,10 @@ def into(
     *,
     private: bool,
 ) -> tuple[Callable[[Cancellation | None], Any], Callable[[Any], int] | None]:
-    """Make the work that reads a block into *parts*, and what delivers it.
+    """Return a function that reads a block into *parts*, and one that delivers its result.
 
-    *private*: the work fills memory of its own and delivering copies, so that work nobody waits
-    for any more never touches the caller's memory.
+    *private*: the first fills new memory and the second copies it, so that a call that timed out
+    never touches the caller's memory.
     """
 
     def work(cancel: Cancellation | None) -> int:
@@ -79,7 +83,7 @@ def read_fresh(
     found = backend.read_block(key, cancel=cancel) if whole else None
     if found is not None:
         return found
-    if nbytes is not None and nbytes <= _SURELY_ALLOCATED_NBYTES:
+    if nbytes is not None and nbytes <= _SMALL_RANGE_NBYTES:
         view = buffers.aligned(nbytes)
         got = backend.read_block_into(key, [view], offset=offset, nbytes=nbytes, cancel=cancel)
         return buffers.trimmed(view, got)

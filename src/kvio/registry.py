@@ -1,7 +1,7 @@
-"""Names to backends, by the entry points ``kvio.backends`` of installed distributions.
+"""Find backends by name, among the entry points ``kvio.backends`` of installed packages.
 
-kvio's own backends are registered the same way. Nothing is looked up before a name is asked for,
-and only the module of that name is imported.
+kvio's own backends are registered in the same way. Entry points are read when the first backend
+is loaded, and only the module of that backend is imported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
 GROUP: Final = "kvio.backends"
-#: Names that stand for the first of several backends whose library is installed; the fastest is
-#: first (docs/experiments/s3.md).
+#: Names for the first of several backends whose library is installed, fastest first
+#: (docs/experiments/s3.md).
 CHOICES: Final = {"s3": ("s3+obstore", "s3+s3dlio", "s3+minio", "s3+torch", "s3+boto3")}
 
 
@@ -29,12 +29,12 @@ def backend_names() -> list[str]:
 
 
 def load_backend(name: str) -> type[Backend]:
-    """Import the backend registered under a name, or the best of those a name stands for.
+    """Import the backend registered under a name.
 
     Raises:
-        UnknownBackendError: nobody registers it; the nearest name is suggested.
+        UnknownBackendError: no installed package registers it; the message suggests a name.
         MissingDependencyError: its module needs a package that is not installed.
-        ConfigError: two distributions register it, or it is no backend.
+        ConfigError: two packages register it, or it is not a backend.
     """
     if name in CHOICES:
         return _load_best(name)

@@ -1,4 +1,4 @@
-"""What users hold: a store checks keys, flattens buffers, schedules, batches and counts."""
+"""The store: checks keys and buffers, runs calls and batches on its backend, and counts."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ from kvio.url import StoreURL
 
 
 class Store:
-    """Blocks under keys, on whatever medium the backend is.
+    """Blocks under keys in the storage of one backend; made by `open_store`.
 
-    Thread-safe. Pickles as its URL and options and opens anew; makes itself ready again in a
-    forked child. A context manager. Made by `open_store`.
+    Thread-safe, and a context manager. It pickles as its URL and options and is opened again from
+    them; in a forked child it renews its threads and descriptors.
 
-    Single calls raise; batches return a `BlockResult` a block. ``timeout`` in seconds bounds any
-    call; one that gives up raises `StorageTimeoutError` and never touches the caller's memory
-    afterwards. A write that timed out is not published later, unless it already was.
+    Calls for one block raise; batches return one `BlockResult` per block. ``timeout`` limits any
+    call, in seconds; one that times out raises `StorageTimeoutError` and does not touch the
+    caller's memory afterwards. A write that timed out is not published later, unless it was
+    already.
     """
 
     def __init__(self, url: StoreURL, settings: Settings) -> None:
@@ -75,7 +76,7 @@ class Store:
         return f"<kvio.Store {self._url.place} {state}>"
 
     def __del__(self) -> None:
-        """Warn that it was not closed, and close it when what was submitted has ended."""
+        """Warn that it was not closed, and close it when submitted work has ended."""
         calls: Calls | None = getattr(self, "_calls", None)
         if calls is not None and not calls.closed:
             exits.dropped(
@@ -92,18 +93,19 @@ class Store:
         """Store *data* under a key, whole or not at all.
 
         *data* is a buffer, a CPU tensor, or a sequence of them; it may be reused when the call
-        returns. ``keep`` keeps an intact block of the same length and replaces a broken one,
-        ``replace`` always writes, ``error`` refuses a taken key. Below ``durable``, ``keep`` checks
-        the length and the trailer of an existing block, and all of it where this store has found
-        the block of this key corrupt before.
+        returns. ``keep`` keeps an intact existing block of the same length and replaces any other,
+        ``replace`` always writes, ``error`` refuses a key that has a block. Below ``durable``,
+        ``keep`` checks the length and the trailer of an existing block, and its whole payload
+        only if this store has found the block corrupt before.
 
         Raises:
-            InvalidKeyError: the key breaks the rules.
-            TypeError: *data* is no buffer, or one of objects, pointers or the other byte order.
+            InvalidKeyError: the key is not valid.
+            TypeError: *data* is not a buffer, or holds objects, pointers or numbers in the other
+                byte order.
             BlockSizeError: *data* is not contiguous.
-            BlockExistsError: the key is taken and *if_exists* is ``"error"``.
-            StorageError: the medium failed or the deadline passed.
-            OutOfMemoryError: there is no memory to write it with.
+            BlockExistsError: there is a block already and *if_exists* is ``"error"``.
+            StorageError: the storage failed or the deadline passed.
+            OutOfMemoryError: there is no memory for buffers.
         """
         check_key(key)
         check_if_exists(if_exists)
@@ -114,7 +116,7 @@ class Store:
         if self._damaged.keys:
             write = partial(self._damaged.write_block, self._backend)
         try:
-            if limit is None:  # as `Calls.here`, which costs a small block one part in twenty
+            if limit is None:  # as `Calls.here`, inlined: the call costs a small block 5 %
                 calls.inside.add(call)
                 if calls.closed:
                     raise StoreClosedError(CLOSED)
@@ -151,18 +153,19 @@ class Store:
         """Read a block into the caller's buffers and return how many bytes were read.
 
         Without *offset* and *nbytes* the whole block is read and its checksum verified; *out*
-        must have room for it. With either, a range is: as many bytes from *offset* as *nbytes*
-        (or else *out*) asks for and the block has; of a range only the trailer is checked.
-        Bytes of *out* beyond the count are unspecified.
+        must have room for it. With either, a range is read: from *offset* at most *nbytes* bytes
+        (else as many as *out* has room for), fewer where the block ends. Of a range only the
+        trailer is checked. Bytes of *out* beyond the count are unspecified.
 
         Raises:
             BlockNotFoundError: there is no block.
-            CorruptBlockError: there is one, but not as it was written.
-            TypeError: *out* is no buffer, or one of objects, pointers or the other byte order.
+            CorruptBlockError: the stored bytes are not those written.
+            TypeError: *out* is not a buffer, or holds objects, pointers or numbers in the other
+                byte order.
             BlockSizeError: *out* is too small, read-only or not contiguous, or *offset* lies
                 beyond the end.
-            StorageError: the medium failed or the deadline passed.
-            OutOfMemoryError: there is no memory to read it with.
+            StorageError: the storage failed or the deadline passed.
+            OutOfMemoryError: there is no memory for buffers.
         """
         parts = reads.target(key, out, offset, nbytes)
         calls, call = self._calls, object()
@@ -221,9 +224,9 @@ class Store:
     def _choose_keep(
         self, key: str, nbytes: int, if_exists: IfExists, timeout: float | None
     ) -> IfExists:
-        """Return what a write of this key by another process must ask for, as `DamagedKeys.choose`.
+        """Return the ``if_exists`` for a write of this key by another process.
 
-        Once it has been accepted, the key is to be forgotten.
+        See `DamagedKeys.choose`. When the write has been accepted, `DamagedKeys.forget` the key.
         """
         if if_exists != "keep" or key not in self._damaged.keys:
             return if_exists
@@ -238,7 +241,7 @@ class Store:
     def _write_stream(
         self, key: str, source: Source, *, nbytes: int | None, if_exists: IfExists
     ) -> Receipt:
-        """Store what *source* gives, however much, with little memory (for ``kvio put``)."""
+        """Store a stream of any length with little memory (for ``kvio put``)."""
         check_key(key)
         damaged = if_exists == "keep" and key in self._damaged.keys
         try:
@@ -264,7 +267,7 @@ class Store:
         pieces = streams.read(self._backend, key, offset, nbytes, checked_first=checked_first)
         while True:
             try:
-                # Not while the caller has a piece: it may never ask for the next.
+                # Not a call in progress while the caller has a piece: it may not ask for more.
                 piece = self._calls.here(next, pieces, None)
             except MemoryError as exc:
                 raise self._out_of_memory(exc, "reads", key, None) from exc
@@ -280,7 +283,7 @@ class Store:
     def _out_of_memory(
         self, error: MemoryError, counted: str, key: str, nbytes: int | None
     ) -> OutOfMemoryError:
-        """Make the error of a block, and count it."""
+        """Return the error of a block, and count it."""
         named = out_of_memory(error, key, nbytes)
         self._counters.failed(named, counted)
         return named
@@ -292,13 +295,13 @@ class Store:
         if_exists: IfExists = "keep",
         timeout: float | None = None,
     ) -> list[BlockResult]:
-        """Write (key, data) pairs over all I/O threads; a result each, in order.
+        """Write (key, data) pairs on all I/O threads; return one result per block, in order.
 
-        A durable batch shares directory syncs. Nothing that happens to one block stops another.
+        A durable batch shares directory syncs. A block that fails does not stop the others.
 
-        Where the handler of a signal raises an exception (Ctrl-C), the batch ends early: a note
-        of the exception says how many blocks were stored, and its attribute ``kvio_results`` has
-        the result of each, ``cancelled`` for those that were not reached.
+        If the handler of a signal raises an exception (Ctrl-C), the batch ends early: a note
+        on the exception says how many blocks were stored, and its attribute ``kvio_results`` has
+        one result per block, ``cancelled`` for those that were not begun.
 
         Raises:
             InvalidKeyError, BlockSizeError, TypeError: before any I/O.
@@ -322,10 +325,10 @@ class Store:
     def read_blocks_into(
         self, items: Iterable[tuple[str, Data]], *, timeout: float | None = None
     ) -> list[BlockResult]:
-        """Read whole blocks into (key, out) pairs over all I/O threads; a result each, in order.
+        """Read whole blocks into (key, out) pairs on all I/O threads; return one result per block.
 
-        A block with fewer bytes than its buffer is ``short``; the bytes it has are there.
-        A signal ends it early as `write_blocks`.
+        Results are in order. A block with fewer bytes than its buffer is ``short``; its bytes are
+        in the buffer. A signal ends the batch early, as in `write_blocks`.
 
         Raises:
             InvalidKeyError, BlockSizeError, TypeError: before any I/O.
@@ -343,9 +346,9 @@ class Store:
     def submit_write(
         self, key: str, data: Data, *, if_exists: IfExists = "keep", timeout: float | None = None
     ) -> Future[Receipt]:
-        """Queue a write; *data* must stay as it is until the future is done.
+        """Queue a write; *data* must not change until the future is done.
 
-        Blocks while the queue holds more than ``max_queued_bytes``.
+        Waits while the queue holds more than ``max_queued_bytes``.
         """
         return self._calls.submit(self._pending_write(key, data, if_exists), timeout)
 
@@ -400,22 +403,22 @@ class Store:
         self._counters.read_ended(nbytes, error)
 
     def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
-        """Describe a block by its trailer.
+        """Return the facts about a block that its trailer has.
 
         Raises:
             BlockNotFoundError: there is no block.
-            CorruptBlockError: its trailer is not one.
+            CorruptBlockError: the trailer is missing or damaged.
         """
         check_key(key)
-        look = partial(self._backend.stat_block, key)
+        stat = partial(self._backend.stat_block, key)
         try:
-            return self._calls.run(lambda c: look(cancel=c), timeout=timeout, describe="the stat")
+            return self._calls.run(lambda c: stat(cancel=c), timeout=timeout, describe="the stat")
         except CorruptBlockError:
             self._damaged.note(key)
             raise
 
     def contains(self, key: str, *, timeout: float | None = None) -> bool:
-        """Tell whether a block stands under a key and its trailer is intact."""
+        """Return whether there is a block under a key with an intact trailer."""
         try:
             self.stat_block(key, timeout=timeout)
         except (BlockNotFoundError, CorruptBlockError):
@@ -423,11 +426,11 @@ class Store:
         return True
 
     def count_leading(self, keys: Iterable[str], *, timeout: float | None = None) -> int:
-        """Count how many keys from the front are present: the prefix lookup of KV caches.
+        """Return how many keys from the front have a block: the prefix lookup of KV caches.
 
-        It may go by names alone. A block that was damaged, after a power cut for instance, may be
-        counted; reading it finds that out, and writing it then with ``keep`` replaces it.
-        A key that cannot be asked for ends the count as one that is absent does.
+        Only names may be checked, so a corrupt block, after a power cut for instance, may be
+        counted; reading it raises, and writing it after that with ``keep`` replaces it. A key
+        whose check fails ends the count as a missing one does.
         """
         wanted = list(keys)
         check_keys(wanted)
@@ -435,16 +438,16 @@ class Store:
         return self._calls.run(lambda c: count(cancel=c), timeout=timeout, describe="the lookup")
 
     def list_keys(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[str]:
-        """Yield the keys that start with *prefix*, in no promised order.
+        """Yield the keys that start with *prefix*, in any order.
 
-        Keys written or deleted meanwhile may or may not be seen. The timeout is for all of them;
-        what the consumer does in between does not count.
+        Keys written or deleted meanwhile may or may not be seen. The timeout is for the whole
+        listing, without the time that the consumer takes between keys.
         """
         keys = self._backend.list_keys(prefix)
         yield from self._calls.each(keys, timeout=timeout, describe="the listing")
 
     def verify_block(self, key: str, *, timeout: float | None = None) -> BlockResult:
-        """Check a stored block to its last byte without returning any of it."""
+        """Check a whole stored block without returning its bytes."""
         check_key(key)
         check = partial(self._backend.verify_block, key)
         result = self._calls.run(lambda c: check(cancel=c), timeout=timeout, describe="the check")
@@ -458,20 +461,20 @@ class Store:
         quarantine: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> Removal:
-        """Remove a block if it is corrupt, checked to its last byte right before.
+        """Check a whole block, and remove it if it is corrupt.
 
-        One that was written anew since it was found corrupt stays. What may be other data stays
-        too: blocks of another key or namespace, and objects in a bucket that do not end as blocks
-        do. *quarantine* names a directory, made if need be (0700), where the bytes of the block
-        are put first as they are stored, in a new file named by the key (0600); a file system's
-        file goes there itself where it can, and what cannot be read is zeros in a copy.
+        A block that was written again since it was found corrupt stays. Data that may not be
+        kvio's stays too: blocks of another key or namespace, and objects in a bucket without a
+        trailer. *quarantine* names a directory, made if it is missing (0700), that first gets the
+        stored bytes in a new file named by the key (0600): a link to the file where possible,
+        else a copy, with zeros for bytes that cannot be read.
 
         Raises:
-            InvalidKeyError: the key breaks the rules.
+            InvalidKeyError: the key is not valid.
             AccessDeniedError: the store is open read-only.
-            UnsupportedError: the backend does not hand out what is stored (``raw_blocks``).
+            UnsupportedError: the backend cannot return stored bytes unchecked (``raw_blocks``).
         """
-        from kvio.quarantine import remove_corrupt  # late: few ask for it
+        from kvio.quarantine import remove_corrupt  # imported late: few programs use it
 
         check_key(key)
         can = self.capabilities
@@ -510,16 +513,17 @@ class Store:
     def delete_blocks(
         self, keys: Iterable[str], *, timeout: float | None = None
     ) -> list[BlockResult]:
-        """Remove blocks over all I/O threads; a result each, ``missing`` where there was none."""
+        """Remove blocks on all I/O threads; return one result per block, in order."""
         results = batches.delete(self._calls, self._backend, keys, timeout)
         self._counters.deleted(len(results))
         return results
 
     def sweep(self, *, older_than_s: float = 86400.0, dry_run: bool = False) -> list[str]:
-        """Remove temporaries of dead writers and name them; *dry_run* only names them.
+        """Remove temporaries of dead writers and return their names; *dry_run* removes none.
 
-        A writer on this machine is dead when its process is; of another machine's only the time
-        since it last wrote tells, and *older_than_s* must exceed the longest pause.
+        A writer on this machine is dead when its process has ended. One on another machine is
+        taken for dead when its temporary has not changed for *older_than_s* seconds, which must
+        exceed the longest pause of a live writer.
         """
         sweep = self._backend.sweep
         return self._calls.run(
@@ -528,25 +532,25 @@ class Store:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store promises, after every fallback; S3 servers are asked, once."""
+        """The promises of this store, with the fallbacks in use; asks an S3 server once."""
         return self._backend.capabilities
 
     def probe(self) -> list[Finding]:
-        """Try what the medium can do beyond its capabilities; leaves nothing behind."""
+        """Find facts about the storage beyond the capabilities; leaves no files behind."""
         return self._calls.here(self._backend.probe)
 
     @property
     def url(self) -> StoreURL:
-        """What was opened: backend, path and options."""
+        """The backend, path and options that were opened."""
         return self._url
 
     @property
     def io_threads(self) -> int:
-        """How many threads batches, submitted work and calls with a timeout share."""
+        """The number of threads that batches, submitted work and calls with a timeout share."""
         return self._calls.threads
 
     def stats(self) -> StoreStats:
-        """Count what happened since the store was opened."""
+        """Return the counts since the store was opened."""
         executor = self._calls.executor
         return self._counters.snapshot(
             self._backend.modes_taken,
@@ -556,26 +560,26 @@ class Store:
         )
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Wait until everything submitted has ended; adds no durability.
+        """Wait until all submitted work has ended; adds no durability.
 
         Raises:
-            StorageTimeoutError: it had not in time.
+            StorageTimeoutError: it did not end before the deadline.
         """
         limit = self._calls.limit(timeout)
         if not self._calls.here(self._calls.executor.drain, timeout=limit):
-            raise StorageTimeoutError("submitted work did not end in time")
+            raise StorageTimeoutError("submitted work did not end before the deadline")
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Finish what was submitted, then close, once; later calls raise `StoreClosedError`.
+        """Finish submitted work, then close; later calls raise `StoreClosedError`.
 
         Raises:
-            StorageTimeoutError: after *timeout* seconds calls were still running; what was only
-                queued is cancelled, and what is stuck keeps its descriptors.
+            StorageTimeoutError: after *timeout* seconds calls were still running; queued ones are
+                cancelled, and stuck ones keep their descriptors.
         """
         if not self._calls.refuse():
             return
         if not self._calls.close(timeout):
-            raise StorageTimeoutError("calls were still under way when close() gave up")
+            raise StorageTimeoutError("calls were still running when close() timed out")
         self._backend.close()
         forks.forget(self)
 
@@ -598,4 +602,4 @@ class Store:
         try:
             self._backend.after_fork()
         except KvioError:
-            self._calls.refuse()  # the medium is gone; descriptors must not be used again
+            self._calls.refuse()  # the root is gone; its descriptors must not be used again

@@ -1,4 +1,4 @@
-"""Blocks of any length in and out, a piece at a time, with no more memory than a piece."""
+"""Write and read blocks of any length piece by piece, with little memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvio.errors import (
 from kvio.reads import read_fresh
 from kvio.types import IfExists, MiB, Receipt
 
-#: What is no longer than this is held in memory, and written and read as any other block.
+#: Blocks up to this length are held in memory and written at once.
 HELD_BYTES: Final = 64 * MiB
 _PIECE_BYTES: Final = 16 * MiB
 #: Not /tmp, which is memory on many systems.
@@ -32,10 +32,10 @@ _SPOOL_DIRECTORY: Final = "/var/tmp"  # noqa: S108  # the file there has no name
 def write(
     backend: Backend, key: str, source: Source, nbytes: int | None, if_exists: IfExists
 ) -> Receipt:
-    """Store what a source gives: *nbytes* bytes, or as many as there are.
+    """Store the bytes of a source: *nbytes* of them, or all.
 
     Raises:
-        BlockSizeError: there are fewer than *nbytes*.
+        BlockSizeError: the source ended before *nbytes*.
         KvioError: as `Backend.write_block`; nothing is visible.
     """
     held = aligned(HELD_BYTES if nbytes is None else min(nbytes, HELD_BYTES))
@@ -53,13 +53,13 @@ def write(
 def read(
     backend: Backend, key: str, offset: int, nbytes: int | None, *, checked_first: bool
 ) -> Iterator[memoryview]:
-    """Yield a block, or a range of it, piece by piece; a piece lasts until the next.
+    """Yield a block, or a range of it, piece by piece; a piece is valid until the next.
 
-    What is not held in memory is read twice where all of it is *checked_first*; else the checksum
-    of a whole block is compared after its last piece.
+    With *checked_first* a long block is read twice, the first time to verify it; else its checksum
+    is compared after the last piece.
 
     Raises:
-        CorruptBlockError: what was yielded is not what was written.
+        CorruptBlockError: the bytes yielded are not those written.
         TransientStorageError: the block was replaced meanwhile.
         KvioError: as `Backend.read_block_into`.
     """
@@ -93,7 +93,7 @@ def read(
 
 
 def _fill(room: memoryview, source: Source) -> int:
-    """Fill memory from a source, as far as it goes; how many bytes came."""
+    """Fill memory from a source until it ends; return the number of bytes."""
     got = 0
     while got < len(room):
         count = source(room[got:])
@@ -104,7 +104,7 @@ def _fill(room: memoryview, source: Source) -> int:
 
 
 class _Exactly:
-    """A source that must give so many bytes, and is asked for no more."""
+    """A source that must have *nbytes* bytes; no more are read from it."""
 
     def __init__(self, source: Source, key: str, got: int, nbytes: int) -> None:
         self._source, self._key, self._got, self._nbytes = source, key, got, nbytes
@@ -117,7 +117,7 @@ class _Exactly:
         return count
 
     def check(self, there: bool) -> None:  # noqa: FBT001  # private, always by position
-        """Refuse a source that ended before."""
+        """Raise `BlockSizeError` for a source that ended before."""
         if not there:
             raise BlockSizeError(
                 f"the input of block {self._key!r} ended after {self._got} of {self._nbytes} "
@@ -127,7 +127,7 @@ class _Exactly:
 
 
 class _Joined:
-    """A source that gives what is held first."""
+    """A source that begins with bytes in memory and goes on with another source."""
 
     def __init__(self, held: memoryview, source: Source) -> None:
         self._held, self._source = held, source
@@ -142,8 +142,8 @@ class _Joined:
 
 
 def _write_spooled(backend: Backend, key: str, source: Source, if_exists: IfExists) -> Receipt:
-    """Write by way of a file without a name, whose pages the system can write back and drop."""
-    import tempfile  # late: few need it
+    """Write through a spool file without a name, whose pages the system can drop from memory."""
+    import tempfile  # imported late: few programs use it
 
     directory = os.environ.get("TMPDIR") or _SPOOL_DIRECTORY
     try:
@@ -165,7 +165,7 @@ def _write_spooled(backend: Backend, key: str, source: Source, if_exists: IfExis
 
 
 def _spool(fd: int, source: Source, directory: str, key: str) -> tuple[int, int]:
-    """Write all that a source gives to a file; how many bytes, and their CRC32C."""
+    """Copy a source to a file; return the number of bytes and their CRC32C."""
     room = aligned(_PIECE_BYTES)
     nbytes = crc = 0
     while got := _fill(room, source):

@@ -1,7 +1,7 @@
-"""How much memory this process can be given at most: the machine's, or its control group's.
+"""The memory limit of this process: the machine's memory, or that of its control group.
 
-Linux hands out more memory than there is and kills a process when the pages are touched (OOM
-killer), so that only this can refuse what never fits.
+Linux allocates more memory than there is and kills a process when the pages are touched (the OOM
+killer), so allocations that can never fit must be refused here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNLIMITED: Final = 1 << 63
 
 
 def ram_bytes(tree: Tree = _SYSTEM) -> int:
-    """Return the bytes of RAM that this process can use: all, or its control group's limit."""
+    """Return the bytes of RAM that this process can use: all, or the limit of its control group."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     total = _meminfo(tree, "MemTotal", installed)
     return min(total, *_limits(tree, "memory.max", "memory.limit_in_bytes"))
@@ -39,9 +39,9 @@ def _meminfo(tree: Tree, name: str, otherwise: int) -> int:
 
 
 def _limits(tree: Tree, unified: str, legacy: str | None = None) -> Iterator[int]:
-    """Yield what limits this process: files of its control groups, of version 2 and of 1.
+    """Yield the limits of this process's control groups, of versions 2 and 1.
 
-    A container may see its own group as the root, or the host's path, which is not there.
+    A container may see its own group as the root, or a path of the host that does not exist here.
     """
     yield _UNLIMITED
     for line in (tree.text("/proc/self/cgroup") or "").splitlines():

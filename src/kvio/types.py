@@ -38,13 +38,13 @@ _KEYS = re.compile(rf"{_SEGMENT}(?:[/\n]{_SEGMENT})*").fullmatch
 
 
 def check_key(key: str) -> None:
-    """Accept a key that means one block on every backend.
+    """Check that a key is valid, on every backend alike.
 
     A key has 1 to 200 characters: segments joined by ``/``, each starting with a letter, a digit
     or ``_`` and going on with these or ``.=@+-``.
 
     Raises:
-        InvalidKeyError: it is anything else; nothing is ever cleaned up.
+        InvalidKeyError: it is not; kvio never changes a key to make it valid.
     """
     if not isinstance(key, str) or len(key) > MAX_KEY_CHARACTERS or not _KEY(key):
         raise InvalidKeyError(
@@ -55,7 +55,7 @@ def check_key(key: str) -> None:
 
 
 def check_keys(keys: Sequence[str]) -> None:
-    """Accept many keys at a third of the price of `check_key` each, which tells what is wrong."""
+    """Check many keys, at a third of the cost of `check_key` for each."""
     try:
         text = "\n".join(keys)
     except TypeError:
@@ -71,7 +71,11 @@ def check_keys(keys: Sequence[str]) -> None:
 
 
 def check_namespace(namespace: str) -> None:
-    """Refuse what cannot be hashed with keys: `ConfigError`."""
+    """Check the option ``namespace``.
+
+    Raises:
+        ConfigError: it cannot be hashed together with keys.
+    """
     try:
         namespace.encode()
     except UnicodeEncodeError:
@@ -81,13 +85,17 @@ def check_namespace(namespace: str) -> None:
 
 
 def check_if_exists(if_exists: str) -> None:
-    """Refuse what is no `IfExists` with `ConfigError`."""
+    """Check the argument ``if_exists``.
+
+    Raises:
+        ConfigError: it is not one of `IfExists`.
+    """
     if if_exists not in _IF_EXISTS:
         raise ConfigError(f"if_exists must be 'keep', 'replace' or 'error', not {if_exists!r}")
 
 
 def is_key(text: str) -> bool:
-    """Tell whether a name found on a medium could be a key."""
+    """Return whether a name found in storage is a valid key."""
     return len(text) <= MAX_KEY_CHARACTERS and _KEY(text) is not None
 
 
@@ -120,7 +128,7 @@ class Level(StrEnum):
 
 
 class IOMode(StrEnum):
-    """How the bytes went between memory and medium."""
+    """How the bytes were transferred between memory and storage."""
 
     BUFFERED = "buffered"
     DONTCACHE = "dontcache"
@@ -131,7 +139,7 @@ class IOMode(StrEnum):
 
 
 class BlockStatus(StrEnum):
-    """What became of one block of a batch."""
+    """The outcome for one block of a batch."""
 
     OK = "ok"
     KEPT = "kept"
@@ -153,7 +161,7 @@ _STATUSES: Final = (
 
 
 def status_of(error: KvioError) -> BlockStatus:
-    """Say in one word what an error means for one block."""
+    """Return the status that an error means for a block."""
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             return status
@@ -161,16 +169,16 @@ def status_of(error: KvioError) -> BlockStatus:
 
 
 class Receipt(NamedTuple):
-    """What a finished write promises about one block.
+    """The answer to a write: what was reached for the block, and how.
 
     Attributes:
         key: the block's name.
         nbytes: payload length in bytes.
         checksum: CRC32C of the payload, or None where none was computed.
         level: the level that was reached, never more than was done.
-        mode: the I/O mode that was taken.
+        mode: the I/O mode that was used.
         reason: why this mode, or why nothing was written.
-        existed: an intact block of this length stood under the key and was kept.
+        existed: an intact block of this length was under the key already, and was kept.
     """
 
     key: str
@@ -184,13 +192,13 @@ class Receipt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockStat:
-    """What is stored under a key, by its trailer.
+    """The facts about a stored block, as its trailer has them.
 
     Attributes:
         key: the block's name.
         nbytes: payload length in bytes.
         checksum: CRC32C of the payload as stored, or None where there is none.
-        stored_nbytes: bytes the medium holds, padding and trailer included.
+        stored_nbytes: bytes in storage, padding and trailer included.
         mtime_ns: time of the write, nanoseconds since 1970, or None where unknown.
     """
 
@@ -202,13 +210,13 @@ class BlockStat:
 
 
 class BlockResult(NamedTuple):
-    """What became of one block of a batch; a miss is ordinary and stops nothing.
+    """The outcome for one block of a batch; a missing block does not stop the others.
 
     Attributes:
         key: the block's name.
         status: see `BlockStatus`. ``short``: the block has fewer bytes than the buffer.
         nbytes: bytes transferred, or the length of the block that was kept.
-        error: the error a single call would have raised, or None.
+        error: the error that a call for this block alone would have raised, or None.
         receipt: of a write that succeeded, else None.
     """
 
@@ -220,19 +228,19 @@ class BlockResult(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """The block is where it was asked to be: ``ok`` or ``kept``."""
+        """True if the status is ``ok`` or ``kept``."""
         return self.status is BlockStatus.OK or self.status is BlockStatus.KEPT
 
 
 class Removal(NamedTuple):
-    """What became of a block that was to be removed if it is corrupt.
+    """The outcome of `Store.remove_corrupt`.
 
     Attributes:
         key: the block's name.
-        status: ``corrupt``: it was, and is removed; ``ok``: it is intact and stays; ``missing``:
-            there is none; else it stays, and *error* says why.
+        status: ``corrupt``: the block was corrupt and has been removed; ``ok``: it is intact and
+            stays; ``missing``: there is none; else it stays, and *error* says why.
         error: why it was not removed, or None.
-        path: the file that has its bytes, or None.
+        path: the file in the quarantine directory that has its bytes, or None.
     """
 
     key: str
@@ -243,24 +251,24 @@ class Removal(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend promises, always in the positive; False means not promised.
+    """The promises of a store; False means that it is not promised.
 
     Attributes:
-        atomic_write: readers see a whole block or none, whatever dies when.
+        atomic_write: readers see a whole block or none, whenever a writer is killed.
         exclusive_create: of several writers with ``if_exists="error"`` one succeeds.
-        durable_write: ``durability="durable"`` is open to this store.
+        durable_write: ``durability="durable"`` is possible here.
         checksum: blocks carry a checksum that reads verify.
         native_batch: a batch is one call per I/O thread.
-        shared: other processes see what is stored.
-        raw_blocks: what is stored can be taken out as it is, damaged or not.
+        shared: other processes see the blocks.
+        raw_blocks: stored bytes can be copied out as they are, corrupt or not.
         writable: blocks can be written and deleted; False: the store is open read-only.
-        usable_after_fork: a forked child may go on using the store; else its calls raise.
+        usable_after_fork: a forked child may use the store; else its calls raise.
         direct_io: direct I/O really bypasses the page cache here.
         memory_alignment: caller memory aligned to this many bytes is read and written without
             a copy under direct I/O; 1 where alignment does not matter.
-        publish: how a name appears.
-        medium: what is underneath, in words.
-        notes: what a user should know: fallbacks taken, and promises refused and why.
+        publish: how a block gets its name.
+        medium: the file system or service below, in words.
+        notes: fallbacks that are in use, and which promises are refused and why.
     """
 
     atomic_write: bool = False
@@ -281,13 +289,13 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer about a medium.
+    """One fact about the storage, as `kvio doctor` prints it.
 
     Attributes:
-        name: what was asked.
-        answer: what was found, in a few words.
-        good: it is as one would wish; None where there is nothing to wish for.
-        meaning: one sentence: what it means for a user.
+        name: the question.
+        answer: the answer, in a few words.
+        good: the answer is favourable; None where neither answer is better.
+        meaning: one sentence on what it means for a user.
     """
 
     name: str
@@ -298,15 +306,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
-    """Counts since a store was opened, and what is under way now.
+    """Counts since a store was opened, and the work in progress.
 
     Attributes:
-        writes, reads, deletes: blocks asked for.
-        kept, missing, corrupt, failed, timeouts: how they ended, where not well.
+        writes, reads, deletes: blocks that calls named.
+        kept, missing, corrupt, failed, timeouts: blocks by outcome.
         bytes_written, bytes_read: payload bytes transferred.
-        modes: blocks by the I/O mode that was taken.
-        retries: requests that failed in passing and were made again.
-        queued_bytes: bytes of the work that waits or runs on the I/O threads.
+        modes: blocks by the I/O mode that was used.
+        retries: requests that were sent again after a transient error.
+        queued_bytes: bytes of the jobs that are queued or running on the I/O threads.
         quarantined_threads: I/O threads stuck in calls that timed out.
     """
 
@@ -327,12 +335,12 @@ class StoreStats:
 
 
 class Blocks(NamedTuple):
-    """Blocks to write, or to read into memory, column by column.
+    """Blocks to write, or to read into memory, as columns.
 
     Attributes:
         keys: checked keys.
         parts: flat views of each block's bytes.
-        sizes: the lengths of each block's parts, in all.
+        sizes: the total length of each block's parts.
     """
 
     keys: Sequence[str]
@@ -341,14 +349,14 @@ class Blocks(NamedTuple):
 
 
 class Cancellation:
-    """Tells a running call that nobody waits for it any more.
+    """Asks a running call to stop, because its caller no longer waits.
 
-    A write that sees it publishes nothing; a read stops before its next system call.
+    A write that notices it publishes nothing; a read stops before its next system call.
 
     Attributes:
-        requested: the call is to end.
-        results: set by a batch when it begins: computes the result of each of its blocks, for a
-            caller that was interrupted; to be called when the batch has ended.
+        requested: the call should stop.
+        results: set by a batch when it begins: returns one result per block, for a caller that
+            was interrupted; to be called when the batch has ended.
     """
 
     __slots__ = ("_callbacks", "requested", "results")
@@ -359,13 +367,13 @@ class Cancellation:
         self._callbacks: list[Callable[[], None]] = []
 
     def request(self) -> None:
-        """Cancel, now or as soon as the call looks."""
+        """Ask the call to stop; it does so at its next check."""
         self.requested = True
         for callback in tuple(self._callbacks):
             callback()
 
     def on_request(self, callback: Callable[[], None]) -> None:
-        """Run *callback* when cancelled, at once if that was before."""
+        """Run *callback* when cancellation is requested, at once if it was already."""
         self._callbacks.append(callback)
         if self.requested:
             callback()

@@ -33,7 +33,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """Give the value, to whoever must send or sign with it."""
+        """Return the value, for code that sends it or signs with it."""
         return self._value
 
     def __repr__(self) -> str:
@@ -72,9 +72,9 @@ class StoreURL:
 
     Attributes:
         scheme: the backend's registered name.
-        host: what stands between ``//`` and the path: a bucket, or nothing.
-        path: the rest, unquoted.
-        options: the query, and whatever ``open_store`` was given beside it.
+        host: the part between ``//`` and the path: a bucket, or empty.
+        path: the path, unquoted.
+        options: those of the query, and those passed to ``open_store``.
     """
 
     scheme: str
@@ -88,7 +88,7 @@ class StoreURL:
         return f"{self.scheme}://{self.host}{self.path or self.options.get('root', '')}"
 
     def without_secrets(self) -> StoreURL:
-        """Give the same URL without credentials."""
+        """Return the same URL without credentials."""
         kept = {k: v for k, v in self.options.items() if not isinstance(v, Secret)}
         return StoreURL(self.scheme, self.host, self.path, kept)
 
@@ -129,15 +129,15 @@ def parse_url(text: str) -> StoreURL:
 
 
 def locate(where: str | os.PathLike[str]) -> StoreURL:
-    """Read what names a store: a URL, a backend's name, or the path of a directory, for hybrid.
+    """Parse the name of a store: a URL, a backend's name, or the path of a directory, for hybrid.
 
-    A path is an `os.PathLike`, or text with a slash that is no URL. It is taken as it is written,
-    ``%``, ``?``, ``#`` and ``~`` included, and from the working directory on.
+    A path is an `os.PathLike`, or text with a slash that is not a URL. It is used as it is
+    written, with ``%``, ``?``, ``#`` and ``~``, relative to the working directory.
 
     Raises:
-        ConfigError: it is none of these, or text that looks like a URL gone wrong.
-        UnknownBackendError: it is a URL of a file.
-        TypeError: it is neither text nor a path of text.
+        ConfigError: it is none of these, or a malformed URL.
+        UnknownBackendError: it is a URL with the scheme ``file``.
+        TypeError: it is neither text nor a path as text.
     """
     if isinstance(where, str) and ("://" in where or "/" not in where):
         parsed = parse_url(where)
@@ -154,11 +154,11 @@ def locate(where: str | os.PathLike[str]) -> StoreURL:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Make a path absolute, from the working directory on.
+    """Return the absolute path.
 
     Raises:
-        ConfigError: there is no working directory any more.
-        TypeError: it is no path of text.
+        ConfigError: it is relative, and the working directory was removed.
+        TypeError: it is not a path as text.
     """
     text: object = os.fspath(path)
     if not isinstance(text, str):
@@ -170,13 +170,13 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def _shown(text: str) -> str:
-    """Quote what may be shown of a text that should have been a URL: nothing that is a secret."""
+    """Quote the part of a malformed URL that cannot hold a secret."""
     front, query, _ = text.partition("?")
     return f"{front.rpartition('@')[2]!r:.80}" + ("?..." if query else "")
 
 
 def hide(name: str, value: OptionValue) -> OptionValue:
-    """Make a secret of an option that is one."""
+    """Wrap an option that is a credential."""
     return Secret(value) if name in SECRET_OPTIONS and isinstance(value, str) else value
 
 

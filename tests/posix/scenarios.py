@@ -44,7 +44,7 @@ class Memory:
         self._engine.publish = self._publish
         for call, first in self._calls:
             call[0] = first[0]
-            call.expect_standing = expects
+            call.expect_existing = expects
 
 
 @dataclass(frozen=True)

@@ -106,20 +106,20 @@ def make_template(
     return Template(call, (prefix, recent))
 
 
-class Places:
-    """Where keys live in a store with hashed directories; *cdata* is a ``kvio_places *``."""
+class LeafTable:
+    """Where keys live in a store with hashed directories; *cdata* is a ``kvio_leaf_table *``."""
 
     __slots__ = ("_keep", "cdata")
 
     def __init__(self, prefix: bytes) -> None:
         self._keep = from_buffer(prefix)
-        self.cdata = new("kvio_places *", (self._keep, len(prefix)))
-        for leaf in self.cdata.leaves:
+        self.cdata = new("kvio_leaf_table *", (self._keep, len(prefix)))
+        for leaf in self.cdata.dirs:
             leaf.fd = -1
 
     def leaf(self, number: int) -> Any:
         """Return the ``kvio_dir *`` of a directory, which lives as long as this object."""
-        return self.cdata.leaves + number
+        return self.cdata.dirs + number
 
 
 def copy_call(template: Template) -> Any:

@@ -1,4 +1,4 @@
-/* What of a file is in the page cache, and what that means for reading it. */
+/* Which pages of a file are in the page cache, and the I/O mode of a read that follows. */
 #include "transfer.h"
 
 #define HOT_PERCENT 50
@@ -17,8 +17,8 @@ int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *reside
 	return r;
 }
 
-/* How much of the first wanted bytes from op->offset is in the page cache; unknown
- * before Linux 6.5. */
+/* The share of the wanted bytes from op->offset that is in the page cache; unknown before
+ * Linux 6.5. */
 static uint32_t hot_percent(kvio_call *call, const kvio_op *op, uint64_t wanted)
 {
 	struct kvio_cachestat_range range = { op->offset, wanted };
@@ -35,17 +35,17 @@ static int is_hot(const kvio_op *op)
 	return op->hot_percent != KVIO_UNKNOWN && op->hot_percent >= HOT_PERCENT;
 }
 
-/* Is a block as large as the caller's memory surely hot?  Asked before its length
- * is known; a smaller one may seem colder than it is. */
-int kvio_surely_hot(kvio_call *call, kvio_op *op)
+/* Is a block in the page cache, if it is as long as the caller's memory?  Its length is not
+ * known yet; a shorter one may seem less cached than it is. */
+int kvio_is_cached(kvio_call *call, kvio_op *op)
 {
 	op->hot_percent = hot_percent(call, op, op->nbytes);
 	return is_hot(op);
 }
 
-/* Data that is hot in the page cache is several times faster to copy from there;
- * an unknown cache state counts as cold.  What is cold goes direct the first time
- * and through the page cache the second, so that it is there the third. */
+/* Should a read be direct?  Not if the page cache has the data; an unknown state counts as
+ * not cached.  The first read of an uncached block is direct, and the second goes through
+ * the page cache, so that the third finds it there. */
 static int pays_direct(kvio_call *call, kvio_op *op, uint64_t wanted)
 {
 	if (op->hot_percent == KVIO_UNKNOWN || wanted != op->nbytes)

@@ -1,16 +1,16 @@
-/* Between Python's columns, or plain arguments, and C's array of operations. */
+/* From Python's columns, or plain arguments, to C's array of operations, and back. */
 #include "kvio.h"
 
-/* Where a key lives; turns it into its file name: no key contains a tilde. */
-static void place(kvio_places *places, kvio_op *op, char *name, size_t length)
+/* The directory of a key, which is changed into its file name: no key contains a tilde. */
+static void place(kvio_leaf_table *leaves, kvio_op *op, char *name, size_t length)
 {
-	kvio_blake2b_128(places->prefix, places->prefix_bytes, name, length, op->key_hash);
-	op->dir = &places->leaves[op->key_hash[0]];
+	kvio_blake2b_128(leaves->prefix, leaves->prefix_bytes, name, length, op->key_hash);
+	op->dir = &leaves->dirs[op->key_hash[0]];
 	for (char *at = name; (at = memchr(at, '/', (size_t)(name + length - at)));)
 		*at = '~';
 }
 
-void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_places *places, kvio_dir *const *dirs,
+void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_leaf_table *leaves, kvio_dir *const *dirs,
 		   char *names, const uint32_t *modes, size_t nmodes, const uint32_t *counts,
 		   const uint64_t *sizes, kvio_part *parts, size_t nparts,
 		   void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags)
@@ -30,8 +30,8 @@ void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_places *places, kvio_dir *con
 		op->offset = offset;
 		op->flags = flags;
 		op->status = -ECANCELED;	/* until it is tried */
-		if (places)
-			place(places, op, names, length);
+		if (leaves)
+			place(leaves, op, names, length);
 		else
 			op->dir = dirs[i];
 		names += length + 1;
@@ -93,21 +93,21 @@ size_t kvio_leading(const kvio_op *ops, size_t nops)
 	return i;
 }
 
-void kvio_enter(kvio_tally *tally)
+void kvio_enter(kvio_io_counters *counters)
 {
-	__atomic_fetch_add(&tally->in_flight, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&counters->in_flight, 1, __ATOMIC_RELAXED);
 }
 
-void kvio_leave(kvio_tally *tally, const kvio_op *ops, size_t nops)
+void kvio_leave(kvio_io_counters *counters, const kvio_op *ops, size_t nops)
 {
-	__atomic_fetch_sub(&tally->in_flight, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_sub(&counters->in_flight, 1, __ATOMIC_RELAXED);
 	for (size_t i = 0; i < nops; i++)
 		if (!ops[i].status && !ops[i].existed && ops[i].mode_taken <= KVIO_MODE_DIRECT)
-			__atomic_fetch_add(&tally->moved[ops[i].mode_taken], 1, __ATOMIC_RELAXED);
+			__atomic_fetch_add(&counters->moved[ops[i].mode_taken], 1, __ATOMIC_RELAXED);
 }
 
-static int one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
-	       size_t bounce_bytes, kvio_places *places, kvio_dir *dir, uint32_t mode,
+static int one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault, void *bounce,
+	       size_t bounce_bytes, kvio_leaf_table *leaves, kvio_dir *dir, uint32_t mode,
 	       const char *name, void *base, size_t nbytes, kvio_op *op,
 	       int (*batch)(kvio_call *, kvio_op *, size_t))
 {
@@ -121,8 +121,8 @@ static int one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bo
 		return op->status = -ENAMETOOLONG;
 	memcpy(text, name, length + 1);
 	op->dir = dir;
-	if (places)
-		place(places, op, text, length);
+	if (leaves)
+		place(leaves, op, text, length);
 	op->dirfd = kvio_dir_acquire(op->dir);
 	if (op->dirfd < 0)
 		return op->status = -ESTALE;
@@ -134,30 +134,30 @@ static int one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bo
 	op->parts = &part;
 	op->nparts = 1;
 	op->nbytes = nbytes;
-	kvio_enter(tally);
+	kvio_enter(counters);
 	batch(&call, op, 1);
-	kvio_leave(tally, op, 1);
+	kvio_leave(counters, op, 1);
 	kvio_dir_release(op->dir);
 	op->name = NULL;
 	op->parts = NULL;
-	__atomic_store_n(&shared->expect_standing, call.expect_standing, __ATOMIC_RELAXED);
+	__atomic_store_n(&shared->expect_existing, call.expect_existing, __ATOMIC_RELAXED);
 	if (call.publish > shared->publish)
 		__atomic_store_n(&shared->publish, call.publish, __ATOMIC_RELAXED);
 	return op->status;
 }
 
-int kvio_write_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
-		   size_t bounce_bytes, kvio_places *places, kvio_dir *dir, uint32_t mode,
+int kvio_write_one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault, void *bounce,
+		   size_t bounce_bytes, kvio_leaf_table *leaves, kvio_dir *dir, uint32_t mode,
 		   const char *name, void *base, size_t nbytes, kvio_op *op)
 {
-	return one(shared, tally, fault, bounce, bounce_bytes, places, dir, mode, name, base,
+	return one(shared, counters, fault, bounce, bounce_bytes, leaves, dir, mode, name, base,
 		   nbytes, op, kvio_write_batch);
 }
 
-int kvio_read_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
-		  size_t bounce_bytes, kvio_places *places, kvio_dir *dir, uint32_t mode,
+int kvio_read_one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault, void *bounce,
+		  size_t bounce_bytes, kvio_leaf_table *leaves, kvio_dir *dir, uint32_t mode,
 		  const char *name, void *base, size_t nbytes, kvio_op *op)
 {
-	return one(shared, tally, fault, bounce, bounce_bytes, places, dir, mode, name, base,
+	return one(shared, counters, fault, bounce, bounce_bytes, leaves, dir, mode, name, base,
 		   nbytes, op, kvio_read_batch);
 }

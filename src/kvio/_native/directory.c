@@ -9,15 +9,15 @@
 #define PROBE_BYTES 4096
 #define REMOVE_TRIES 10
 
-/* Does this user own a directory, but may not use it?  A umask can take the owner's own
- * bits of a new one, and its maker may have died before it gave them back. */
+/* Does the mode of a directory of this user lack bits of the owner?  A umask can take
+ * them from a new one, and a process can be killed before it sets the mode. */
 static int lacks_own_bits(const struct stat *st)
 {
 	return S_ISDIR(st->st_mode) && st->st_uid == geteuid() && (st->st_mode & 0700) != 0700;
 }
 
-/* Make a directory usable again that cannot be opened.  What is opened here is the name
- * itself, never what a link leads to; 0 where it may be tried again. */
+/* Repair the mode of a directory that cannot be opened, never through a link; 0 where the
+ * open should be retried. */
 static int repair_closed(kvio_call *call, int parent, const char *name)
 {
 	int fd = sys_openat(call->fault, KVIO_SITE_OPEN_DIR, parent, name,
@@ -33,12 +33,12 @@ static int repair_closed(kvio_call *call, int parent, const char *name)
 	return r;
 }
 
-/* Make the inode behind a descriptor one that its next sync writes.
+/* Mark the inode of a descriptor as changed, so that its next sync writes it.
  *
- * Without a journal ext4 keeps what it changes of an inode in a buffer of the inode table
- * that fsync and fdatasync pass over, unless the inode is marked as changed besides: so
- * until Linux 7.0 (1308255bbf84, "ext4: fix fsync(2) for nojournal mode").  A chmod marks
- * it.  Where that is refused, as of a directory of another user, the sync alone decides. */
+ * Without a journal ext4 keeps changes of an inode in a buffer of the inode table that
+ * fsync and fdatasync do not write, unless the inode is marked as changed: so before Linux
+ * 7.0 (1308255bbf84, "ext4: fix fsync(2) for nojournal mode").  A chmod marks it.  If it is
+ * refused, as for a directory of another user, the sync alone must do. */
 void kvio_inode_touch(kvio_fault *fault, int fd)
 {
 	struct stat st;
@@ -97,17 +97,17 @@ static int set_dir_mode(kvio_call *call, int fd, const struct stat *st)
 	return r;
 }
 
-/* Is a directory that others share one of ours that they cannot use?  Its maker may have
- * died before it gave the directory its permissions. */
+/* Does a directory of this user lack bits of a dir_mode that is meant for others?  Its
+ * maker may have been killed before it set the mode. */
 static int lacks_shared_bits(const kvio_call *call, const struct stat *st)
 {
 	return call->dir_mode & 0077 && st->st_uid == geteuid() &&
 	       (call->dir_mode & ~st->st_mode & 07777);
 }
 
-/* The permissions of dir_mode, of a directory that was just made; of an existing one the
- * owner's own, where this user would be refused something (root never is), and all of
- * dir_mode where others share it.  What is only read may do without. */
+/* Set the mode of a directory that was just made to dir_mode, and repair an existing one:
+ * the owner's bits if this user is refused access (root never is), and all bits of a
+ * dir_mode that is meant for others.  A failure matters only to calls that create. */
 static int own_dir_mode(kvio_call *call, int fd, int made, int create)
 {
 	struct stat st;
@@ -137,7 +137,7 @@ static int step_into(kvio_call *call, int parent, const char *name, int create)
 	if (fd < 0)
 		return fd;
 	r = call->flags & KVIO_READ_ONLY ? 0 : own_dir_mode(call, fd, made, create);
-	/* Whoever made the directory may not have synced its name. */
+	/* Another process may have made the directory without syncing its name. */
 	if (!r && create && call->flags & KVIO_DURABLE)
 		r = sync_directory(call, parent);
 	if (r < 0) {
@@ -147,7 +147,7 @@ static int step_into(kvio_call *call, int parent, const char *name, int create)
 	return fd;
 }
 
-/* Open path below rootfd, component by component, never through a link; a
+/* Open path below rootfd, component by component, never through a link; return a
  * descriptor that the caller closes. */
 int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create)
 {
@@ -176,8 +176,7 @@ int kvio_dir_is_gone(kvio_call *call, const kvio_op *op)
 	return !sys_fstat(call->fault, op->dirfd, &st) && !st.st_nlink;
 }
 
-/* Take a name away.  A full btrfs may have no room even for that, until it has
- * committed what it holds. */
+/* Remove a name.  A full btrfs may have no space even for that until its next commit. */
 int kvio_remove(kvio_fault *fault, int dirfd, const char *name)
 {
 	int r, tries = REMOVE_TRIES;
@@ -202,8 +201,8 @@ static int unlink_synced(kvio_call *call, kvio_op *op)
 	return r;
 }
 
-/* Where names and inodes reach the disk in any order, a power cut may bring the name back:
- * until the directory is synced its inode must not become another file's. */
+/* Without a journal a power cut may bring the removed name back, so its inode must not be
+ * reused before the directory is synced. */
 static int delete_one(kvio_call *call, kvio_op *op)
 {
 	const uint32_t careful = KVIO_DURABLE | KVIO_UNJOURNALED;
@@ -237,7 +236,7 @@ int kvio_delete_batch(kvio_call *call, kvio_op *ops, size_t nops)
 	return good;
 }
 
-/* Forget what the page cache holds of a file; dirty pages are written first. */
+/* Drop the pages of a file from the page cache; dirty pages are written first. */
 int kvio_drop_cache(int fd)
 {
 	if (fdatasync(fd))
@@ -272,7 +271,7 @@ static void probe_statx(int fd, kvio_probe_result *result)
 	}
 }
 
-/* Try aligned and misaligned direct I/O, on a file of ours or by reading: 0 or -errno each. */
+/* Try aligned and misaligned direct I/O, by writing a probe file or by reading. */
 static void probe_direct(int fd, int reads, kvio_probe_result *result)
 {
 	uint8_t *buf = kvio_alloc(2 * PROBE_BYTES, PROBE_BYTES);
@@ -300,7 +299,7 @@ static void probe_cache(int fd, int reads, kvio_probe_result *result)
 	result->cachestat = kvio_cached_pages(fd, 0, 1, &pages, &dirty);
 }
 
-/* Each form on an inode of its own: one whose last name went cannot be linked again. */
+/* Each form on a new inode: one whose last name was removed cannot be linked again. */
 static void probe_links(int dirfd, const char *name, kvio_probe_result *result)
 {
 	int fd = openat(dirfd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -322,8 +321,8 @@ static void probe_links(int dirfd, const char *name, kvio_probe_result *result)
 	close(fd);
 }
 
-/* To a name that is free, and back, and onto one that is taken.  The kernel itself refuses
- * a name that it knows to be taken, so only a rename that is to happen asks the file system. */
+/* Rename to a free name, back, and onto an existing one.  The kernel refuses a name that it
+ * has cached without asking the file system, so the renames to free names matter. */
 static void probe_rename(int dirfd, const char *name, kvio_probe_result *result)
 {
 	char other[NAME_MAX + 1];
@@ -348,8 +347,8 @@ static void probe_rename(int dirfd, const char *name, kvio_probe_result *result)
 	unlinkat(dirfd, other, 0);
 }
 
-/* What can be found out of a directory's file system where nothing may be written: from a
- * regular file in it, if name is not NULL. */
+/* Probe a directory's file system without writing: by a regular file in it, if name is not
+ * NULL. */
 int kvio_probe_reading(int dirfd, const char *name, kvio_probe_result *result)
 {
 	const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
@@ -381,8 +380,8 @@ int kvio_probe_reading(int dirfd, const char *name, kvio_probe_result *result)
 	return 0;
 }
 
-/* Ask the directory's file system by trying; answers are 0 for yes, else -errno.
- * Leaves nothing behind.  Fails only if no file can be made at all. */
+/* Probe a directory's file system with files that are removed again; answers are 0 for yes,
+ * else -errno.  Fails only if no file can be made at all. */
 int kvio_probe(int dirfd, const char *name, kvio_probe_result *result)
 {
 	int fd, direct;

@@ -62,17 +62,17 @@
 #define KVIO_VERIFY_LENGTH 1
 #define KVIO_VERIFY_FULL 2
 
-/* kvio_op.flags: a part of a block is wanted; check a block and return no bytes;
- * answers: the trailer carries a checksum of the payload; the name stood before;
- * the block that stood there was judged and may not stay; this is such a block.
- * STREAM: the bytes come piece by piece and cannot be written again; nbytes may be
- * 0 until the last of them is there. */
+/* kvio_op.flags.  RANGE: read a part of a block.  SCRUB: check a block and return no bytes.
+ * STREAM: the bytes come piece by piece and cannot be written again; nbytes may be 0 until
+ * the last piece.  Answers: HAS_CHECKSUM: the trailer has a checksum of the payload.
+ * REPLACED: the new name replaced an old one.  UNFIT: the existing block was checked and
+ * cannot be kept.  EXISTING: this operation reads an existing block for a write. */
 #define KVIO_OP_RANGE 1
 #define KVIO_OP_SCRUB 2
 #define KVIO_OP_HAS_CHECKSUM 16
 #define KVIO_OP_REPLACED 32
 #define KVIO_OP_UNFIT 64
-#define KVIO_OP_STANDING 128
+#define KVIO_OP_EXISTING 128
 #define KVIO_OP_STREAM 256
 
 /* kvio_op.mode */
@@ -114,7 +114,7 @@ typedef struct {
 	size_t nbytes;
 } kvio_part;
 
-/* Test instrument: calls nth .. nth+times-1 of a site fail or are cut short. */
+/* Fault injection: calls nth .. nth+times-1 of a site fail or are cut short. */
 typedef struct {
 	int32_t site;
 	int32_t nth;
@@ -124,31 +124,31 @@ typedef struct {
 	int32_t seen[KVIO_SITES];
 } kvio_fault;
 
-/* A directory that a store keeps open between calls: its descriptor (-1: closed), how
- * many operations use it now, and whether one has since that was last asked.  Changed
- * atomically; the descriptor is closed only while nothing uses it. */
+/* A directory that a store keeps open between calls: its descriptor (-1: closed), the
+ * number of operations that use it, and whether one did since kvio_dir_was_used.  Changed
+ * atomically; the descriptor is closed only while no operation uses it. */
 typedef struct {
 	int32_t fd;
 	int32_t users;
 	int32_t recent;
 } kvio_dir;
 
-/* Where the blocks of a store with hashed directories lie: what is hashed before a
- * key, and the directories by the first byte of the hash. */
+/* The hashed directories of a store: the prefix that is hashed before a key, and the
+ * directories by the first byte of the hash. */
 typedef struct {
 	const uint8_t *prefix;
 	size_t prefix_bytes;
-	kvio_dir leaves[256];
-} kvio_places;
+	kvio_dir dirs[256];
+} kvio_leaf_table;
 
-/* What is under way in a store, and blocks moved so far by mode; changed atomically. */
+/* Calls in flight in a store, and blocks transferred so far by mode; changed atomically. */
 typedef struct {
 	int32_t in_flight;
 	uint64_t moved[3];
-} kvio_tally;
+} kvio_io_counters;
 
-/* Blocks that were lately read past the page cache, a word each; changed atomically.
- * A second read within reach_bytes of such reads goes through the page cache. */
+/* Blocks that were lately read with direct I/O, a word each; changed atomically.  A second
+ * read within reach_bytes of direct reads goes through the page cache. */
 #define KVIO_RECENT_SLOTS 32768
 typedef struct {
 	uint64_t read_bytes;
@@ -156,7 +156,7 @@ typedef struct {
 	uint64_t slots[KVIO_RECENT_SLOTS];
 } kvio_recent;
 
-/* What all operations of one call share; recent: NULL where nothing is remembered. */
+/* The settings that all operations of one call share; recent may be NULL. */
 typedef struct {
 	uint32_t flags;
 	int32_t if_exists;
@@ -174,15 +174,15 @@ typedef struct {
 	kvio_recent *recent;
 	kvio_fault *fault;
 	int32_t cancel;
-	int64_t handled_ms;		/* when handlers of signals could last run; 0: not yet */
-	int32_t expect_standing;	/* the last key that was asked for was taken */
-	int32_t umask_is_kind;		/* a new file had file_mode without fchmod */
-	int32_t spare_files;		/* durable windows of the process hold so many open at most */
+	int64_t handled_ms;		/* when handlers of signals last ran; 0: not yet */
+	int32_t expect_existing;	/* the last key of the call had a block */
+	int32_t mode_was_exact;		/* a new file had file_mode without fchmod */
+	int32_t spare_files;		/* most files that durable windows of the process open */
 } kvio_call;
 
-/* One block to write, read or look at: the request, then the answer.  A negative
- * dirfd is -errno: why the directory could not be opened.  dir: what dirfd was acquired
- * from, NULL where the caller closes it. */
+/* One block to write, read or look up: the request, then the answer.  A negative dirfd is
+ * the -errno of opening the directory.  dir: the kept directory of dirfd; NULL: the caller
+ * closes dirfd. */
 typedef struct {
 	kvio_dir *dir;
 	int32_t dirfd;
@@ -210,7 +210,7 @@ typedef struct {
 	char temp[KVIO_TEMP_NAME];
 } kvio_op;
 
-/* What a directory's file system says of itself. */
+/* The answers of a directory's file system to a probe. */
 typedef struct {
 	uint64_t fs_magic;
 	uint64_t mount_id;
@@ -228,27 +228,27 @@ typedef struct {
 	int32_t fsync_dir;
 } kvio_probe_result;
 
-/* An array of operations from columns.  names follow each other, each ended by a
- * zero byte; counts says how many of the bases and lengths belong to each operation
- * and sizes how many of their bytes, NULL: one, and all; nmodes 1: all have one mode.
- * With places the names are keys: they are hashed, and turned into file
- * names where they stand; else dirs has the directories, NULL where none is kept. */
-void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_places *places, kvio_dir *const *dirs,
+/* Fill an array of operations from columns.  names are separated by zero bytes; counts has
+ * the number of bases and lengths of each operation (NULL: one), and sizes the bytes of each
+ * (NULL: all); nmodes 1: all have the same mode.  With a leaf table the names are keys: they
+ * are hashed, and changed into file names in place; else dirs has the directories, NULL for
+ * those that are not kept open. */
+void kvio_fill_ops(kvio_op *ops, size_t nops, kvio_leaf_table *leaves, kvio_dir *const *dirs,
 		   char *names, const uint32_t *modes, size_t nmodes, const uint32_t *counts,
 		   const uint64_t *sizes, kvio_part *parts, size_t nparts,
 		   void *const *bases, const size_t *lengths, uint64_t offset, uint32_t flags);
 
-/* How an array of operations ended, as rows of KVIO_ANSWERS numbers: status, site,
+/* The answers of an array of operations, as rows of KVIO_ANSWERS numbers: status, site,
  * crc, flags, existed, mode_taken, done, block_nbytes, file_nbytes, mtime_ns. */
 #define KVIO_ANSWERS 10
 void kvio_get_answers(const kvio_op *ops, size_t nops, int64_t *answers);
 void kvio_get_crcs(const kvio_op *ops, size_t nops, uint32_t *crcs);
 
-/* Directories.  kvio_acquire_dirs acquires those of operations, in order, up to the first
- * that is closed, and returns how many it did; kvio_release_dirs releases as many.
- * kvio_dir_acquire returns the descriptor, or -1 and has acquired nothing.
- * kvio_dir_evict takes away the descriptor, which the caller closes; -1: it is in use.
- * kvio_dir_was_used: acquired since the last such question? */
+/* Kept directories.  kvio_acquire_dirs acquires those of operations, in order, up to the
+ * first that is closed, and returns their number; kvio_release_dirs releases them.
+ * kvio_dir_acquire returns the descriptor, or -1 if the directory is closed.
+ * kvio_dir_evict returns the descriptor, which the caller closes; -1: it is in use.
+ * kvio_dir_was_used: was it acquired since the last call of this function? */
 size_t kvio_acquire_dirs(kvio_op *ops, size_t nops);
 void kvio_release_dirs(const kvio_op *ops, size_t nops);
 int kvio_dir_acquire(kvio_dir *dir);
@@ -256,9 +256,9 @@ void kvio_dir_release(kvio_dir *dir);
 int kvio_dir_evict(kvio_dir *dir);
 int kvio_dir_was_used(kvio_dir *dir);
 
-/* How an array of operations ended, in sum: without error; in a directory that was
- * removed; as kvio_lacks_descriptor asks; kept an existing block; moved fewer bytes than
- * asked for; mode_taken of them all, or -1. */
+/* Counts of an array of operations: good: without error; stale: in a removed directory;
+ * exhausted: kvio_lacks_descriptor; existed: kept an existing block; moved_less: transferred
+ * fewer bytes than asked for; mode_taken: of all of them, or -1. */
 typedef struct {
 	size_t good;
 	size_t stale;
@@ -268,14 +268,14 @@ typedef struct {
 	int32_t mode_taken;
 } kvio_summary;
 void kvio_sum_up(const kvio_op *ops, size_t nops, kvio_summary *summary);
-/* Did an operation end because there was no descriptor left, before it changed anything? */
+/* Did an operation fail for want of a descriptor, before it changed anything? */
 int kvio_lacks_descriptor(const kvio_op *op);
-/* How many from the front went well. */
+/* The number of operations from the front without an error. */
 size_t kvio_leading(const kvio_op *ops, size_t nops);
 
-/* Around a call: count it as under way, then count what it moved. */
-void kvio_enter(kvio_tally *tally);
-void kvio_leave(kvio_tally *tally, const kvio_op *ops, size_t nops);
+/* Around a call: count it as in flight, then count the blocks it transferred. */
+void kvio_enter(kvio_io_counters *counters);
+void kvio_leave(kvio_io_counters *counters, const kvio_op *ops, size_t nops);
 
 /* Signals.  A call on this thread, which alone runs their handlers, has run() do so every
  * KVIO_HANDLERS_MS, between two system calls; where run() returns 1 the call is cancelled. */
@@ -284,7 +284,7 @@ void kvio_handle_signals(unsigned long thread, int (*run)(void));
 
 /* Blocks.  A batch returns how many operations ended with status 0. */
 int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops);
-/* In a forked child: the parent's threads, which are in the middle of batches, are not here. */
+/* In a forked child: forget the batches of the parent's threads, which do not exist here. */
 void kvio_forget_spare(void);
 int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_stat_batch(kvio_call *call, kvio_op *ops, size_t nops);
@@ -292,16 +292,16 @@ int kvio_look_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_delete_batch(kvio_call *call, kvio_op *ops, size_t nops);
 
 /* One block in one piece of memory, the request as plain arguments: a third of the
- * cost of an array of one.  shared is copied; op is the answer.  With places name is
+ * cost of an array of one.  shared is copied; op is the answer.  With leaves name is
  * a key and dir unused; -ESTALE: its directory is not open. */
-int kvio_write_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
-		   size_t bounce_bytes, kvio_places *places, kvio_dir *dir, uint32_t mode,
+int kvio_write_one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault, void *bounce,
+		   size_t bounce_bytes, kvio_leaf_table *leaves, kvio_dir *dir, uint32_t mode,
 		   const char *name, void *base, size_t nbytes, kvio_op *op);
-int kvio_read_one(kvio_call *shared, kvio_tally *tally, kvio_fault *fault, void *bounce,
-		  size_t bounce_bytes, kvio_places *places, kvio_dir *dir, uint32_t mode,
+int kvio_read_one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault, void *bounce,
+		  size_t bounce_bytes, kvio_leaf_table *leaves, kvio_dir *dir, uint32_t mode,
 		  const char *name, void *base, size_t nbytes, kvio_op *op);
 
-/* One large block by several threads: begin, then ranges side by side, then end. */
+/* One large block by several threads: begin, ranges concurrently, then end. */
 int kvio_write_begin(kvio_call *call, kvio_op *op);
 int kvio_write_range(kvio_call *call, const kvio_op *op, uint64_t start,
 		     uint64_t nbytes, uint32_t *crc);
@@ -312,12 +312,13 @@ int kvio_read_range(kvio_call *call, const kvio_op *op, uint64_t start,
 		    uint64_t nbytes, uint32_t *crc);
 int kvio_read_end(kvio_call *call, kvio_op *op);
 
-/* Directories.  Paths are relative, made of validated components, never followed through links. */
+/* Directories.  Paths are relative, of checked components; links are never followed. */
 int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create);
-/* What tells a directory from one that is removed and made again, as many bytes as returned. */
+/* The file handle of a directory, which a new directory of the same name does not have;
+ * returns its length. */
 int kvio_dir_handle(kvio_fault *fault, int fd, uint8_t handle[128]);
 int kvio_probe(int dirfd, const char *temp_prefix, kvio_probe_result *result);
-/* The same without writing: from a file in the directory, NULL where there is none. */
+/* The same without writing: by a file in the directory, or NULL. */
 int kvio_probe_reading(int dirfd, const char *name, kvio_probe_result *result);
 int kvio_fs_magic(int fd, uint64_t *magic);
 int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident,
@@ -328,9 +329,9 @@ int kvio_drop_cache(int fd);
 void *kvio_alloc(size_t nbytes, size_t align);
 void kvio_free(void *base);
 
-/* Staging memory.  A copy goes as far as the shorter list and gives the checksum of
- * what arrived; handlers of signals may run after every KVIO_COPIED_AT_ONCE bytes of
- * kvio_copy_parts; advice is madvise(2)'s. */
+/* Staging memory.  A copy ends with the shorter list and returns the checksum of the bytes
+ * copied; handlers of signals may run after every KVIO_COPIED_AT_ONCE bytes of
+ * kvio_copy_parts; advice is that of madvise(2). */
 #define KVIO_COPIED_AT_ONCE 67108864
 uint32_t kvio_copy_one(void *dst, const void *src, size_t nbytes, uint32_t crc, int checksum);
 uint32_t kvio_copy_parts(const kvio_part *to, size_t nto, const kvio_part *from, size_t nfrom,
@@ -343,9 +344,9 @@ int kvio_get_memory_policy(int *mode, uint64_t nodes[16]);
 int kvio_bind_memory(void *base, size_t nbytes, int mode, const uint64_t *nodes, size_t nwords);
 int kvio_page_nodes(void *base, size_t npages, size_t page_bytes, int32_t *nodes);
 
-/* A piece of a file with one writer.  Its cells are numbered from origin, which is its
- * start or, on a file block, before it; the first and last may be shorter.  A cell's
- * checksum is that of its bytes once all are written, which progress is bumped for. */
+/* A piece of a file with one writer.  Its cells are counted from origin, which is its start
+ * or the file block boundary before it; the first and last cell may be shorter.  A cell's
+ * checksum is complete once all its bytes are written; then progress is increased. */
 typedef struct {
 	uint32_t crc;
 	uint32_t written;
@@ -382,7 +383,7 @@ int kvio_name_remove(kvio_fault *fault, int dirfd, const char *name);
 int kvio_dir_sync(kvio_fault *fault, int dirfd);
 void kvio_inode_touch(kvio_fault *fault, int fd);
 
-/* A word of shared memory, and behind it how many wait for it to change. */
+/* A word of shared memory, followed by the number of processes that wait for a change. */
 int kvio_wait_word(uint32_t *word, uint32_t value, uint64_t timeout_ns);
 void kvio_bump_word(uint32_t *word);
 

@@ -16,14 +16,14 @@
 
 #define KVIO_MAX_IOV 256
 
-/* A place in a gather or scatter list. */
+/* A position in a gather or scatter list. */
 struct kvio_cursor {
 	const kvio_part *part;
 	uint32_t left;
 	size_t at;
 };
 
-/* What a trailer says. */
+/* The fields of a trailer. */
 struct kvio_trailer {
 	uint64_t nbytes;
 	uint32_t crc;
@@ -65,14 +65,14 @@ int kvio_load_trailer(kvio_call *call, kvio_op *op, struct kvio_trailer *out);
 int kvio_scrub(kvio_call *call, kvio_op *op, const struct kvio_trailer *trailer);
 
 /* cache.c */
-int kvio_surely_hot(kvio_call *call, kvio_op *op);
+int kvio_is_cached(kvio_call *call, kvio_op *op);
 void kvio_choose_mode(kvio_call *call, kvio_op *op);
 
 /* recent.c */
 int kvio_read_lately(kvio_recent *recent, const kvio_op *op, uint64_t nbytes);
 
-/* standing.c */
-int kvio_standing_kept(kvio_call *call, kvio_op *op);
+/* existing.c */
+int kvio_keep_existing(kvio_call *call, kvio_op *op);
 
 /* signals.c */
 void kvio_let_handlers_run(kvio_call *call);
@@ -88,7 +88,7 @@ static inline int kvio_corrupt(kvio_op *op, int reason)
 	return kvio_failed(op, reason, KVIO_CORRUPT);
 }
 
-/* Nothing can be looked up in a directory that did not open. */
+/* The error of a lookup in a directory that did not open. */
 static inline int kvio_no_directory(kvio_op *op, int lookup)
 {
 	int missing = op->dirfd == -ENOENT || op->dirfd == -ENOTDIR;
@@ -97,7 +97,7 @@ static inline int kvio_no_directory(kvio_op *op, int lookup)
 	return op->dirfd;
 }
 
-/* Asked between any two system calls that may take long together. */
+/* Called between system calls that may take long together. */
 static inline int kvio_cancelled(kvio_call *call)
 {
 	kvio_let_handlers_run(call);

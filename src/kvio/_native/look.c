@@ -1,4 +1,4 @@
-/* Looking for blocks: at what the trailer says, or only for the name. */
+/* Look blocks up: read their trailers, or only check for their names. */
 #include "sys.h"
 
 static int stat_one(kvio_call *call, kvio_op *op)
@@ -28,7 +28,7 @@ int kvio_stat_batch(kvio_call *call, kvio_op *ops, size_t nops)
 	return good;
 }
 
-/* Is there a file under the name that may be a block?  What it holds is not looked at. */
+/* Is there a file of this name that may be a block?  Its content is not read. */
 static int look_at(kvio_call *call, kvio_op *op)
 {
 	struct stat st;
@@ -50,7 +50,7 @@ static int look_at(kvio_call *call, kvio_op *op)
 	return 0;
 }
 
-/* Looks for one block after the other, and no further than the first that is not there. */
+/* Look for one block after the other, up to the first that is missing. */
 int kvio_look_batch(kvio_call *call, kvio_op *ops, size_t nops)
 {
 	int good = 0;

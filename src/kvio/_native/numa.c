@@ -1,6 +1,6 @@
 /*
- * Where memory comes from: policies of threads and ranges, and the nodes that pages lie on.
- * Node sets are bit masks of 64-bit words, as the kernel takes them.
+ * NUMA policies of threads and memory ranges, and the nodes of pages.
+ * Node sets are bit masks of 64-bit words, as in the kernel's interface.
  */
 #include "kvio.h"
 
@@ -10,7 +10,7 @@
 #define MAX_NODES 1024	/* CONFIG_NODES_SHIFT is 10 at most */
 #define PAGES_AT_ONCE 512
 
-/* The kernel reads one bit less than it is told. */
+/* The kernel reads one bit less than the number it gets. */
 static unsigned long bits_of(size_t nwords)
 {
 	return nwords ? 64ul * nwords + 1 : 0;
@@ -21,13 +21,13 @@ int kvio_set_memory_policy(int mode, const uint64_t *nodes, size_t nwords)
 	return syscall(SYS_set_mempolicy, mode, nodes, bits_of(nwords)) ? -errno : 0;
 }
 
-/* nodes must have room for MAX_NODES bits: the kernel refuses less than it has. */
+/* nodes must have MAX_NODES bits: the kernel refuses a mask shorter than its own. */
 int kvio_get_memory_policy(int *mode, uint64_t nodes[16])
 {
 	return syscall(SYS_get_mempolicy, mode, nodes, (unsigned long)MAX_NODES, NULL, 0ul) ? -errno : 0;
 }
 
-/* Pages of this memory that are touched from now on follow a policy of their own. */
+/* Set the policy of pages in this range that are touched from now on. */
 int kvio_bind_memory(void *base, size_t nbytes, int mode, const uint64_t *nodes, size_t nwords)
 {
 	return syscall(SYS_mbind, base, nbytes, mode, nodes, bits_of(nwords), 0u) ? -errno : 0;

@@ -13,7 +13,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from kvio._native import NULL, Memory, Places, ffi, from_buffer, lib, new, release
+from kvio._native import NULL, LeafTable, Memory, ffi, from_buffer, lib, new, release
 from kvio._native.faults import current_fault
 from kvio._native.signals import raised, reraise
 
@@ -38,9 +38,9 @@ class Answer(NamedTuple):
 
 
 class Ops:
-    """Operations on blocks; the callers' memory is borrowed inside the with block alone.
+    """Operations on blocks; the callers' memory is used only inside the ``with`` block.
 
-    *names* are keys where *places* hashes them, else file names in the directories *dirs*, each a
+    *names* are keys, which *leaf_table* hashes, or file names in the directories *dirs*, each a
     ``kvio_dir *`` or NULL. *modes* has one for each, or one for all.
     """
 
@@ -53,7 +53,7 @@ class Ops:
         sizes: Sequence[int],
         modes: Sequence[int],
         *,
-        places: Places | None,
+        leaf_table: LeafTable | None,
         dirs: Sequence[Any] = (),
         offset: int = 0,
         flags: int = 0,
@@ -74,8 +74,9 @@ class Ops:
         self._keep = (c_parts, c_text, dirs)
         self._views = list(map(from_buffer, flat))
         lib.kvio_fill_ops(
-            self.ops, self.count, NULL if places is None else places.cdata, dirs or NULL, c_text,
-            modes, len(modes), *many, c_parts, len(flat), self._views, lengths, offset, flags,
+            self.ops, self.count, NULL if leaf_table is None else leaf_table.cdata, dirs or NULL,
+            c_text, modes, len(modes), *many, c_parts, len(flat), self._views, lengths, offset,
+            flags,
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -153,13 +154,13 @@ class Ops:
         return list(map(Answer._make, zip(*[numbers] * lib.KVIO_ANSWERS, strict=True)))
 
 
-class Tally:
+class IOCounters:
     """Calls under way and blocks moved, counted in C without a lock."""
 
     __slots__ = ("cdata",)
 
     def __init__(self) -> None:
-        self.cdata = new("kvio_tally *")
+        self.cdata = new("kvio_io_counters *")
 
     @property
     def in_flight(self) -> int:
@@ -194,9 +195,9 @@ def read_answer(op: Any) -> Answer:
 def run_one(
     function: Any,
     call: Any,
-    tally: Tally,
+    counters: IOCounters,
     bounce: Memory | None,
-    places: Places | None,
+    leaf_table: LeafTable | None,
     kept: Any,
     mode: int,
     name: bytes,
@@ -208,8 +209,8 @@ def run_one(
     room, room_bytes = (NULL, 0) if bounce is None else (bounce.cdata, bounce.nbytes)
     try:
         function(
-            call, tally.cdata, current_fault(), room, room_bytes,
-            NULL if places is None else places.cdata, kept, mode, name, view, len(part), op,
+            call, counters.cdata, current_fault(), room, room_bytes,
+            NULL if leaf_table is None else leaf_table.cdata, kept, mode, name, view, len(part), op,
         )  # fmt: skip
     finally:
         release(view)

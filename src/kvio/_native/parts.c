@@ -29,7 +29,7 @@ struct kvio_cursor kvio_cursor_at(const kvio_op *op, uint64_t start)
 	return cursor;
 }
 
-/* Append up to want bytes to iov, leaving room for one more entry; the count taken. */
+/* Append up to want bytes to iov, leaving room for one more entry; return the count. */
 uint64_t kvio_cursor_take(struct kvio_cursor *cursor, uint64_t want, struct iovec *iov, int *niov)
 {
 	uint64_t taken = 0;
@@ -88,8 +88,8 @@ uint32_t kvio_cursor_scatter(struct kvio_cursor *cursor, const uint8_t *src, siz
 	return crc;
 }
 
-/* May direct I/O use this memory as it is?  Every part but the last must also
- * be a whole number of file blocks long, or the next one would start between two. */
+/* Can direct I/O use this memory without a copy?  The length of every part but the last
+ * must also be a multiple of the file block, or the next one would start inside a block. */
 int kvio_parts_aligned(const kvio_op *op, uint32_t memory_align, uint32_t offset_align)
 {
 	for (uint32_t i = 0; i < op->nparts; i++) {
@@ -103,11 +103,11 @@ int kvio_parts_aligned(const kvio_op *op, uint32_t memory_align, uint32_t offset
 	return 1;
 }
 
-/* Memory that starts on an align boundary; NULL when there is none left.  Not
- * zeroed.  Huge pages are asked for from 4 MiB on, or by alignment: fresh
- * memory then costs 512 times fewer page faults, and direct I/O fewer segments
- * (1.5 to 2.5 times faster on a virtio disk).  Memory that is kept, which the
- * alignment says, gives small pages back first that it has from an earlier life. */
+/* Allocate memory that starts on an align boundary, not zeroed; NULL when there is none
+ * left.  From 4 MiB on, or with a huge alignment, it asks for huge pages: new memory then
+ * costs 512 times fewer page faults, and direct I/O fewer segments (1.5 to 2.5 times faster
+ * on a virtio disk).  Memory with a huge alignment is kept for long, so small pages that the
+ * allocator reuses are dropped first. */
 void *kvio_alloc(size_t nbytes, size_t align)
 {
 	size_t rounded = (size_t)kvio_round_up(nbytes ? nbytes : 1, align);

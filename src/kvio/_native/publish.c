@@ -1,26 +1,26 @@
 /*
- * Publish: make a name appear, whole or not at all.
+ * Publish a block: give it its name, at once and whole.
  *
- *  1. kvio_temp_open: an anonymous inode (O_TMPFILE) in the directory the name
- *     will live in; where the file system has none, a named temporary.
+ *  1. kvio_temp_open: an inode without a name (O_TMPFILE) in the block's directory;
+ *     where the file system has none, a named temporary.
  *     Failure: nothing exists.
  *  2. The caller writes the bytes and, for a durable block, fdatasyncs them.
  *     Failure: the inode is dropped and never synced again, because after a
- *     failed fsync the page cache calls pages clean that the disk never got.
+ *     failed fsync the page cache marks pages as clean that never reached the disk.
  *  3. kvio_temp_publish: linkat or rename.  Failure: no name.
- *  4. kvio_sync_dir (directory.c).  Failure: the name is visible, its fate after a
- *     power cut is unknown, and the block gets no receipt.
+ *  4. kvio_sync_dir (directory.c).  Failure: the name is visible, may be lost by a
+ *     power cut, and the block gets no receipt.
  *  5. close, checked: NFS reports ENOSPC and EDQUOT as late as here, so a named
  *     temporary is closed before it is renamed.
  *
  * Links: AT_EMPTY_PATH needs no privilege since Linux 6.10; before, it is
- * ENOENT, and /proc/self/fd/N with AT_SYMLINK_FOLLOW is the other way
- * (open(2), "O_TMPFILE").  Both are only ever used on our own descriptor.
+ * ENOENT, and /proc/self/fd/N with AT_SYMLINK_FOLLOW is used instead
+ * (open(2), "O_TMPFILE").  Both are used on descriptors of this process only.
  */
 #include "sys.h"
 
-/* A directory that was removed under us answers ENOENT, or EPERM where an inode
- * was to be made (ext4_new_inode of Linux 6.18); both read as -ESTALE. */
+/* In a removed directory calls fail with ENOENT, or with EPERM where they make an inode
+ * (ext4_new_inode of Linux 6.18); both become -ESTALE. */
 static int stale_or(kvio_call *call, const kvio_op *op, int r)
 {
 	struct stat st;
@@ -55,15 +55,15 @@ static int no_tmpfile_here(int r)
 	return r == -EOPNOTSUPP || r == -EISDIR || r == -EINVAL || r == -ENOSYS || r == -ENOENT;
 }
 
-/* The permissions with which a temporary is created.  With a group it is the owner's
- * alone until it belongs to that group: the bits are meant for no other one. */
+/* The mode with which a temporary is created.  With a group it is the owner's alone until
+ * it belongs to that group, because the bits are not meant for another group. */
 static mode_t first_mode(const kvio_call *call)
 {
 	return call->group == KVIO_NO_GROUP ? call->file_mode : 0600;
 }
 
-/* A refusal counts only the second time: another thread may have put a new
- * directory under the number of a removed one in between. */
+/* ENOENT counts only the second time: another thread may have replaced a removed directory
+ * under this descriptor meanwhile. */
 static int open_anonymous(kvio_call *call, kvio_op *op, int flags)
 {
 	int r = -ENOENT;
@@ -92,15 +92,15 @@ static int open_named(kvio_call *call, kvio_op *op, int flags)
 	return r;
 }
 
-/* Give a temporary the permissions and the group of a block.  The umask may have taken
- * bits away from those it was created with; it can never add any.  One that did not at
- * the first file of a call is taken not to at the others. */
+/* Set the mode and group of a temporary to those of a block.  The umask may have removed
+ * bits; it never adds any.  If it removed none from the first file of a call, it does not
+ * from the others. */
 static int own_mode(kvio_call *call, kvio_op *op)
 {
 	struct stat st;
 	int r;
 
-	if (call->umask_is_kind)
+	if (call->mode_was_exact)
 		return 0;
 	if (call->group != KVIO_NO_GROUP) {
 		r = sys_fchown_group(call->fault, op->fd, call->group);
@@ -110,8 +110,8 @@ static int own_mode(kvio_call *call, kvio_op *op)
 		r = sys_fstat(call->fault, op->fd, &st);
 		if (r < 0)
 			return kvio_failed(op, KVIO_SITE_FSTAT, r);
-		call->umask_is_kind = (st.st_mode & 07777) == call->file_mode;
-		if (call->umask_is_kind)
+		call->mode_was_exact = (st.st_mode & 07777) == call->file_mode;
+		if (call->mode_was_exact)
 			return 0;
 	}
 	r = sys_fchmod(call->fault, op->fd, call->file_mode);
@@ -136,7 +136,7 @@ int kvio_temp_open(kvio_call *call, kvio_op *op)
 	return r;
 }
 
-/* Give up a temporary.  Keeps the site of the failure that led here. */
+/* Drop a temporary.  op->site, of the failure before, stays as it is. */
 void kvio_temp_drop(kvio_call *call, kvio_op *op)
 {
 	if (op->fd >= 0)
@@ -147,8 +147,8 @@ void kvio_temp_drop(kvio_call *call, kvio_op *op)
 	op->temp[0] = 0;
 }
 
-/* Give the anonymous inode a name; moves call->publish on to a form that works.
- * -EOPNOTSUPP: none does, only a named temporary can be published here. */
+/* Link the inode to its name; sets call->publish to the first form that works.
+ * -EOPNOTSUPP: none does, and only a named temporary can be published here. */
 static int link_anonymous(kvio_call *call, kvio_op *op, const char *name)
 {
 	char path[32];
@@ -174,8 +174,8 @@ static int link_anonymous(kvio_call *call, kvio_op *op, const char *name)
 	return -EOPNOTSUPP;
 }
 
-/* A retransmitted NFS LINK may say EEXIST for the link it made itself; then the
- * file has both names (nfs(5) says nothing of it; Postfix and Maildir rely on it). */
+/* A retransmitted LINK of NFS may return EEXIST for the link that it made itself; then the
+ * file has both names (nfs(5) does not say so; Postfix and Maildir rely on it). */
 static int linked_after_all(kvio_call *call, const kvio_op *op)
 {
 	struct stat ours, theirs;
@@ -185,7 +185,7 @@ static int linked_after_all(kvio_call *call, const kvio_op *op)
 	       ours.st_ino == theirs.st_ino && ours.st_dev == theirs.st_dev;
 }
 
-/* A new name for a named temporary; never replaces one that stands. */
+/* Rename a named temporary; never replaces an existing name. */
 static int name_temporary(kvio_call *call, kvio_op *op)
 {
 	int r = sys_renameat2(call->fault, op->dirfd, op->temp, op->name, RENAME_NOREPLACE);
@@ -205,12 +205,12 @@ static int name_temporary(kvio_call *call, kvio_op *op)
 	return r;
 }
 
-/* Put the temporary in the place of the old block, which gets a second name first.
+/* Rename the temporary over the old block, which is linked to a second name first.
  *
- * Where names and inodes reach the disk in any order, a rename over the old block could
- * lose it to a power cut: its inode is written as unused, or its bytes are overwritten by
- * another file's, while the disk still has the old name and not the new one.  So it keeps
- * a name until the directory is synced; kvio_drop_replaced takes it away.
+ * Without a journal names and inodes reach the disk in any order, and a power cut after
+ * the rename could lose the old block: its inode is written as unused, or its bytes are
+ * overwritten by another file's, while the disk still has the old name and not the new
+ * one.  So it keeps a name until the directory is synced; kvio_drop_replaced removes it.
  *
  * A link and not RENAME_EXCHANGE, which would move a directory that has the block's name. */
 static int replace_keeping_old(kvio_call *call, kvio_op *op)
@@ -238,7 +238,7 @@ void kvio_drop_replaced(kvio_call *call, kvio_op *op)
 		kvio_remove(call->fault, op->dirfd, op->temp);
 }
 
-/* Put the temporary in the place of whatever stands there. */
+/* Rename the temporary to the block's name, over whatever has it. */
 static int replace(kvio_call *call, kvio_op *op)
 {
 	int keeps_old = call->flags & KVIO_DURABLE && call->flags & KVIO_UNJOURNALED, r;
@@ -258,8 +258,8 @@ static int replace(kvio_call *call, kvio_op *op)
 		op->flags |= KVIO_OP_REPLACED;
 		return 0;
 	}
-	/* There is no old block, or it can have no second name (FAT; another user's file where
-	 * fs.protected_hardlinks is set): then the old one may be lost with the new one. */
+	/* There is no old block, or it cannot be linked (FAT; another user's file with
+	 * fs.protected_hardlinks): then a power cut may lose the old one with the new one. */
 	if (r == -ENOENT || r == -EPERM || r == -EOPNOTSUPP || r == -EMLINK)
 		r = sys_renameat2(call->fault, op->dirfd, op->temp, op->name, 0);
 	if (r < 0)
@@ -280,8 +280,8 @@ static int close_named_first(kvio_call *call, kvio_op *op)
 	return r < 0 ? kvio_failed(op, KVIO_SITE_CLOSE, r) : 0;
 }
 
-/* 0 when the name stands (op->existed when another's block was kept); on
- * -EOPNOTSUPP with call->publish moved to NAMED the block must be written anew. */
+/* 0: the block has its name, or op->existed: another one was kept.  -EOPNOTSUPP with
+ * call->publish set to NAMED: the block must be written again. */
 int kvio_temp_publish(kvio_call *call, kvio_op *op)
 {
 	int r = close_named_first(call, op);
@@ -295,9 +295,9 @@ int kvio_temp_publish(kvio_call *call, kvio_op *op)
 		return r < 0 ? kvio_failed(op, KVIO_SITE_LINK, r) : 0;
 	if (call->if_exists == KVIO_ERROR)
 		return kvio_failed(op, KVIO_SITE_LINK, -EEXIST);
-	/* Never judge a block twice: the second fdatasync after an error says OK. */
+	/* Never check a block twice: after an error the second fdatasync returns 0. */
 	if (call->if_exists == KVIO_KEEP && !(op->flags & KVIO_OP_UNFIT)) {
-		r = kvio_standing_kept(call, op);
+		r = kvio_keep_existing(call, op);
 		if (r < 0)
 			return r;
 		if (op->existed) {

@@ -1,8 +1,7 @@
 /*
- * Reading blocks.  A whole block is one open and one read that brings payload and
- * trailer together, with an fstat between them where a guess would be dear; what is
- * delivered was checked first against the trailer, the file's length, the key and
- * the checksum.
+ * Read blocks.  A whole block takes one open and one read of payload and trailer, with an
+ * fstat between them where a wrong guess of the length would be expensive.  A block is
+ * returned only if trailer, file length, key and checksum are right.
  */
 #include "transfer.h"
 
@@ -13,7 +12,7 @@ static int is_regular(kvio_call *call, const kvio_op *op)
 	return !sys_fstatat(call->fault, op->dirfd, op->name, &st) && S_ISREG(st.st_mode);
 }
 
-/* O_NONBLOCK: a foreign FIFO under the name must not hang the open. */
+/* O_NONBLOCK: the open of a FIFO of that name must not hang. */
 static int open_file(kvio_call *call, kvio_op *op)
 {
 	int direct = op->mode == KVIO_MODE_DIRECT ? O_DIRECT : 0, r;
@@ -26,13 +25,13 @@ static int open_file(kvio_call *call, kvio_op *op)
 		return kvio_corrupt(op, KVIO_BAD_KIND);
 	if (r < 0)
 		return kvio_failed(op, KVIO_SITE_OPEN_READ,
-			      r == -ENOENT && !(op->flags & KVIO_OP_STANDING) &&
+			      r == -ENOENT && !(op->flags & KVIO_OP_EXISTING) &&
 				      kvio_dir_is_gone(call, op) ? -ESTALE : r);
 	op->fd = r;
 	return 0;
 }
 
-/* Is the open file one that can hold a block, and how long is it? */
+/* Check that the open file can be a block, and get its length. */
 static int examine(kvio_call *call, kvio_op *op)
 {
 	struct stat st;
@@ -80,7 +79,7 @@ static int parse(kvio_call *call, kvio_op *op, const uint8_t *trailer, struct kv
 	return 0;
 }
 
-/* The trailer by a read of its own. */
+/* Read the trailer alone. */
 int kvio_load_trailer(kvio_call *call, kvio_op *op, struct kvio_trailer *out)
 {
 	uint32_t align = op->mode_taken == KVIO_MODE_DIRECT ? call->offset_align : 1;
@@ -116,8 +115,8 @@ static int check_payload(kvio_call *call, kvio_op *op, const struct kvio_trailer
 	return 0;
 }
 
-/* Payload and trailer in one pass, on the guess that the block is exactly as
- * large as the caller's memory: 0 done, 1 the guess was wrong. */
+/* Read payload and trailer at once, guessing that the block is exactly as long as the
+ * caller's memory: 0 done, 1 the guess was wrong. */
 static int read_guessing(kvio_call *call, kvio_op *op)
 {
 	uint64_t rest = op->file_nbytes - op->nbytes;
@@ -154,7 +153,7 @@ static int read_whole(kvio_call *call, kvio_op *op)
 	return r < 0 ? r : check_payload(call, op, &trailer, crc);
 }
 
-/* Read an open block through to its end and check it; nothing is delivered. */
+/* Read a whole open block and check it, without returning its bytes. */
 int kvio_scrub(kvio_call *call, kvio_op *op, const struct kvio_trailer *trailer)
 {
 	uint32_t crc = 0;
@@ -188,11 +187,11 @@ static int fits_one_call(kvio_call *call, kvio_op *op)
 	    op->flags & (KVIO_OP_RANGE | KVIO_OP_SCRUB))
 		return 0;
 	if (op->mode == KVIO_MODE_DIRECT_IF_COLD)
-		return kvio_surely_hot(call, op);
+		return kvio_is_cached(call, op);
 	return op->mode != KVIO_MODE_DIRECT;
 }
 
-/* The trailer that ends file_nbytes bytes, which lie in the caller's memory and tail. */
+/* Find the trailer at the end of file_nbytes bytes in the caller's memory and tail. */
 static void find_trailer(const kvio_op *op, const uint8_t *tail, uint8_t out[KVIO_TRAILER_BYTES])
 {
 	uint64_t at = op->file_nbytes - KVIO_TRAILER_BYTES, before = 0;
@@ -218,8 +217,8 @@ static uint32_t crc_of(const kvio_op *op, uint64_t nbytes)
 	return kvio_crc_iov(0, iov, niov);
 }
 
-/* A block by one system call that asks for more than is there, on the guess that
- * the caller's memory is large enough: 0 done, 1 look closer. */
+/* Read a block with one system call, guessing that the caller's memory is large enough:
+ * 0 done, 1 take the slow path. */
 static int read_in_one_call(kvio_call *call, kvio_op *op)
 {
 	struct kvio_cursor cursor = kvio_cursor_at(op, 0);
@@ -239,7 +238,7 @@ static int read_in_one_call(kvio_call *call, kvio_op *op)
 	if (r < 0)
 		return kvio_failed(op, KVIO_SITE_READ, (int)r);
 	op->file_nbytes = op->nbytes + KVIO_TRAILER_BYTES;
-	if ((uint64_t)r != op->file_nbytes) {	/* not what most files are: is this all? */
+	if ((uint64_t)r != op->file_nbytes) {	/* another length: is this the whole file? */
 		looked = examine(call, op);
 		if (looked < 0)
 			return looked;
@@ -293,8 +292,8 @@ int kvio_read_batch(kvio_call *call, kvio_op *ops, size_t nops)
 	return good;
 }
 
-/* Open a block whose ranges several threads will read; its length is then in
- * op->block_nbytes, and op->nbytes is cut down to it. */
+/* Open a block whose ranges several threads will read; sets op->block_nbytes to its length,
+ * and op->nbytes too. */
 int kvio_read_begin(kvio_call *call, kvio_op *op)
 {
 	struct kvio_trailer trailer = { 0, 0, 0 };

@@ -1,16 +1,16 @@
 /*
- * What was lately read past the page cache.  A block that is read once should not
- * push other data out; one that is read again soon should be in memory for the
- * third reader.  So the first cold read of a block is noted here and goes direct,
- * and the next goes through the page cache, unless so much was read between the two
- * that the cache would not have kept it.
+ * Blocks that were lately read with direct I/O.  A block that is read once should not
+ * evict other data from the page cache; one that is read again soon should be in it for
+ * the third reader.  So the first uncached read of a block is noted here and is direct,
+ * and the next goes through the page cache, unless so much was read between the two that
+ * the cache would not have kept it.
  */
 #include "kvio.h"
 
 #define POSITION_BITS 40
 #define POSITION_UNIT 4096
 
-/* The finalizer of SplitMix64: every bit of the input moves every bit of the output. */
+/* The finalizer of SplitMix64: every bit of the input changes every bit of the output. */
 static uint64_t mix(uint64_t x)
 {
 	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -18,9 +18,9 @@ static uint64_t mix(uint64_t x)
 	return x ^ (x >> 31);
 }
 
-/* A slot holds the upper bits of the range's hash and the position, in all bytes
- * read directly so far, at which it was read.  Threads may lose each other's notes;
- * then a block stays out of the page cache for one more read. */
+/* A slot holds the upper bits of the range's hash, and the count of all bytes that were
+ * read directly before it.  Threads may overwrite each other's notes; then a block stays
+ * out of the page cache for one more read. */
 int kvio_read_lately(kvio_recent *recent, const kvio_op *op, uint64_t nbytes)
 {
 	const uint64_t positions = (UINT64_C(1) << POSITION_BITS) - 1;

@@ -1,9 +1,9 @@
 /*
- * Handlers of signals while a long call is under way.
+ * Handlers of signals during a long call.
  *
- * Python runs them on one thread alone, its main thread, and never inside a call of C.
- * So a call on that thread lets them run every KVIO_HANDLERS_MS, and ends early, at a
- * point where nothing is left half done, if one of them raises an exception.
+ * Python runs them only on its main thread, and never inside a call of C.  So a call on
+ * that thread runs them every KVIO_HANDLERS_MS, and if one of them raises an exception it
+ * ends early, between two operations.
  */
 #include "kvio.h"
 

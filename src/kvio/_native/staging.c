@@ -1,4 +1,4 @@
-/* Memory that keeps bytes for a while: copies in and out, and advice to the kernel about it. */
+/* Staging memory: copies in and out with a checksum, and advice to the kernel. */
 #include "kvio.h"
 #include "crc32c_tables.h"
 
@@ -20,7 +20,7 @@ static inline VECTORS __m512i fold_over(__m512i v, __m512i by, __m512i add)
 }
 
 /*
- * Whole rounds, copied and summed in registers: what is stored is what is summed.
+ * Copy and sum whole rounds in registers: the bytes summed are the bytes stored.
  * Each byte is loaded once: 30 -> 42 GB/s in the cache, 14.5 -> 15.5 from memory to
  * memory (Zen 4; memcpy 48 and 13).  The sum of the four registers is that of 256 bytes.
  */
@@ -71,7 +71,7 @@ uint32_t kvio_copy_one(void *dst, const void *src, size_t nbytes, uint32_t crc, 
 	return crc;
 }
 
-/* Both lists are walked together, as far as the shorter goes. */
+/* Copies until the shorter list ends. */
 uint32_t kvio_copy_parts(const kvio_part *to, size_t nto, const kvio_part *from, size_t nfrom,
 			 uint32_t crc, int checksum)
 {

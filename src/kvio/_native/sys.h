@@ -105,7 +105,7 @@ static inline int sys_fstatat(kvio_fault *fault, int dirfd, const char *path, st
 	return KVIO_CALL(fault, KVIO_SITE_FSTAT, fstatat(dirfd, path, st, AT_SYMLINK_NOFOLLOW));
 }
 
-/* May this user use a directory so? */
+/* Does this user have this access to a directory? */
 static inline int sys_access(kvio_fault *fault, int fd, int mode)
 {
 	return KVIO_CALL(fault, KVIO_SITE_FSTAT, faccessat(fd, ".", mode, AT_EACCESS));
@@ -121,7 +121,7 @@ static inline int sys_fchown_group(kvio_fault *fault, int fd, gid_t group)
 	return KVIO_CALL(fault, KVIO_SITE_FCHOWN, fchown(fd, (uid_t)-1, group));
 }
 
-/* The mode of what is open with O_PATH, for which fchmod is refused. */
+/* Set the mode of a file that is open with O_PATH, for which fchmod is refused. */
 static inline int kvio_chmod_path(int fd, mode_t mode)
 {
 	char path[32];
@@ -159,8 +159,8 @@ static inline int sys_start_writeback(kvio_fault *fault, int fd)
 			 sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE));
 }
 
-/* XFS says 0 of a directory after the file system has shut down, when nothing
- * can reach the disk any more (xfs_dir_fsync, Linux 6.18); fstat says EIO. */
+/* XFS returns 0 for the fsync of a directory after the file system has shut down, when
+ * nothing reaches the disk any more (xfs_dir_fsync, Linux 6.18); fstat returns EIO. */
 static inline int sys_fsync_dir(kvio_fault *fault, int fd)
 {
 	int r = KVIO_CALL(fault, KVIO_SITE_FSYNC_DIR, fsync(fd));
@@ -202,8 +202,8 @@ static inline int sys_getrandom(kvio_fault *fault, void *out, size_t nbytes)
 	return KVIO_CALL(fault, KVIO_SITE_RANDOM, getrandom(out, nbytes, 0));
 }
 
-/* The descriptor is gone whatever close() says (close(2), "EINTR"), so it is
- * closed even when a test asks for an error, and never closed twice. */
+/* The descriptor is closed whatever close() returns (close(2), "EINTR"), so it is closed
+ * even when a test injects an error, and never closed twice. */
 static inline int sys_close(kvio_fault *fault, int fd)
 {
 	int hit = kvio_hit(fault, KVIO_SITE_CLOSE);

@@ -35,8 +35,8 @@ void kvio_trailer_seal(uint8_t out[KVIO_TRAILER_BYTES], const kvio_op *op, uint3
 	put_le(out + 60, kvio_crc32c(0, out, 60), 4);
 }
 
-/* 0, or the KVIO_BAD_ reason why these bytes do not end a block of this key.
- * Under KVIO_VERIFY_OFF only what is needed to find the payload is checked. */
+/* 0, or the KVIO_BAD_ reason why these bytes are not the trailer of a block of this key.
+ * Under KVIO_VERIFY_OFF only the fields that locate the payload are checked. */
 int kvio_trailer_parse(const uint8_t in[KVIO_TRAILER_BYTES], uint64_t file_nbytes,
 		       const uint8_t key_hash[16], int verify, struct kvio_trailer *out)
 {

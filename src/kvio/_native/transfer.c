@@ -1,9 +1,9 @@
 /*
- * Moving bytes between gather lists and files.
+ * Transfer bytes between gather lists and files.
  *
- * Straight transfers hand the caller's memory to the kernel; bounced ones copy
- * through call->bounce, because direct I/O takes only aligned memory, offsets
- * and lengths.  The checksum is computed chunk by chunk beside the transfer.
+ * Straight transfers pass the caller's memory to the kernel; bounced ones copy
+ * through call->bounce, because direct I/O needs aligned memory, offsets and
+ * lengths.  The checksum is computed chunk by chunk, before or after the transfer.
  * The end of a block (last bytes, padding, trailer) always travels in one
  * piece with the chunk before it, so a small block is one system call.
  */
@@ -41,8 +41,8 @@ static int rwf(const kvio_op *op)
 	return op->mode_taken == KVIO_MODE_DONTCACHE ? RWF_DONTCACHE : 0;
 }
 
-/* A direct write stopped inside its first file block, as it does at a file size
- * limit: asking for the next byte tells why. */
+/* A direct write stopped inside its first file block, as at a file size limit: a write of
+ * the next byte returns the reason. */
 static int why_short(kvio_call *call, const kvio_op *op, struct iovec *iov, int niov,
 		     uint64_t offset, size_t done)
 {
@@ -54,8 +54,8 @@ static int why_short(kvio_call *call, const kvio_op *op, struct iovec *iov, int 
 	return r < 0 && r != -EINVAL ? (int)r : -EIO;
 }
 
-/* Write it all.  After a short direct write the rest must start on a file
- * block again, so the part of a block that was written is written once more. */
+/* Write all bytes.  After a short direct write the rest must start on a file block, so the
+ * part of a block that was written is written again. */
 static int write_all(kvio_call *call, const kvio_op *op, struct iovec *iov, int niov,
 		     uint64_t offset)
 {
@@ -78,7 +78,7 @@ static int write_all(kvio_call *call, const kvio_op *op, struct iovec *iov, int 
 	return 0;
 }
 
-/* Read until the list is full or the file ends; the count, or -errno. */
+/* Read until the list is full or the file ends; return the count, or -errno. */
 int64_t kvio_read_all(kvio_call *call, const kvio_op *op, struct iovec *iov, int niov,
 		      uint64_t offset)
 {
@@ -105,7 +105,7 @@ int64_t kvio_read_all(kvio_call *call, const kvio_op *op, struct iovec *iov, int
 	return (int64_t)done;
 }
 
-/* Close a block in memory: n payload bytes stand at buf; add zeros and trailer. */
+/* Add padding and trailer to the last n payload bytes at buf. */
 static size_t seal_tail(kvio_call *call, const kvio_op *op, uint8_t *buf, size_t n, uint32_t crc)
 {
 	uint32_t align = is_direct(op) ? call->offset_align : 1;
@@ -118,7 +118,7 @@ static size_t seal_tail(kvio_call *call, const kvio_op *op, uint8_t *buf, size_t
 	return end;
 }
 
-/* layout=plain under direct I/O: the zeros after the last byte go again. */
+/* layout=plain with direct I/O: cut off the zeros after the last byte. */
 static int trim(kvio_call *call, const kvio_op *op)
 {
 	if (call->flags & KVIO_TRAILER || !is_direct(op) || !(op->nbytes % call->offset_align))
@@ -191,7 +191,7 @@ static int write_straight(kvio_call *call, const kvio_op *op, uint64_t start, ui
 }
 
 /* Write file bytes [start, start + nbytes) of op's parts, which begin at file offset
- * op->offset, to op->fd; the last ones of a block bring the end of it with them.  *crc goes on from what it is. */
+ * op->offset, to op->fd; with last, padding and trailer too.  *crc is continued. */
 int kvio_stream_write(kvio_call *call, const kvio_op *op, uint64_t start, uint64_t nbytes,
 		      int last, uint32_t *crc)
 {
@@ -200,7 +200,7 @@ int kvio_stream_write(kvio_call *call, const kvio_op *op, uint64_t start, uint64
 	return write_straight(call, op, start, nbytes, last, crc);
 }
 
-/* Deliver one window of a bounced read: payload to the caller, the rest to tail. */
+/* Copy one window of a bounced read: payload to the caller, the rest to tail. */
 static uint32_t deliver(const kvio_op *op, struct kvio_cursor *cursor, const uint8_t *src,
 			size_t payload, uint8_t **tail, size_t tail_nbytes, uint32_t crc,
 			int checksum)

@@ -1,12 +1,12 @@
-/* The two loops that move bytes; transfer.c. */
+/* The two loops that transfer bytes; transfer.c. */
 #ifndef KVIO_TRANSFER_H
 #define KVIO_TRANSFER_H
 
 #include "sys.h"
 
-/* The checksum runs over a chunk right before the kernel copies it, or right
- * after.  1 MiB was as good as any on Zen 4 for 1 to 16 MiB blocks: smaller
- * chunks pay for more calls what they win in the second-level cache. */
+/* The checksum of a chunk is computed right before the kernel copies it, or right after.
+ * 1 MiB was as good as any size on Zen 4 for blocks of 1 to 16 MiB: smaller chunks gain in
+ * the second-level cache what they lose in system calls. */
 #define KVIO_CHECKSUM_CHUNK ((size_t)1 << 20)
 
 /* A trailer with the largest padding that is read together with a payload. */

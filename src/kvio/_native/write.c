@@ -1,31 +1,31 @@
 /*
- * Writing blocks: each operation of a batch goes through publish.c's steps.
+ * Write blocks: each operation of a batch goes through the steps of publish.c.
  *
- * A durable batch shares what can be shared, in windows of blocks whose
- * descriptors are open together: writeback of every block is started before the
- * first fdatasync waits, and a directory that received several names is synced
- * once.  A block whose write or fdatasync failed with
- * EIO is written anew, once, from the bytes still held, to a fresh inode.
+ * A durable batch shares syncs, in windows of blocks whose descriptors are open at
+ * the same time: writeback of every block is started before the first fdatasync
+ * waits, and a directory that received several names is synced once.  A block whose
+ * write or fdatasync failed with EIO is written once more, from the caller's memory,
+ * to a new inode.
  */
 #include "transfer.h"
 
-/* A durable window holds this many descriptors open at once. */
+/* A durable window has at most this many descriptors open. */
 #define WINDOW 64
-/* Looking for a standing block first costs as much as writing this many bytes in vain. */
-#define LOOK_BYTES ((uint64_t)64 << 10)
+/* Checking for an existing block first costs as much as writing this many bytes in vain. */
+#define CHECK_BYTES ((uint64_t)64 << 10)
 
 static int live(const kvio_op *op)
 {
 	return !op->status && !op->existed;
 }
 
-static void give_up(kvio_call *call, kvio_op *op, int r)
+static void fail(kvio_call *call, kvio_op *op, int r)
 {
 	kvio_temp_drop(call, op);
 	op->status = r;
 }
 
-/* Bytes on a fresh inode: no name yet, not yet synced. */
+/* Write the bytes to a new inode, without a name and without a sync. */
 static int put_bytes(kvio_call *call, kvio_op *op)
 {
 	int r = kvio_temp_open(call, op);
@@ -48,24 +48,24 @@ static int put_bytes_twice(kvio_call *call, kvio_op *op)
 	return r == -EIO ? put_bytes(call, op) : r;
 }
 
-/* The look for a standing block: 0, -EEXIST where the caller must not find one. */
-static int look(kvio_call *call, kvio_op *op)
+/* Check for an existing block; -EEXIST where the caller refuses one. */
+static int check_existing(kvio_call *call, kvio_op *op)
 {
 	int r;
 
-	if (op->flags & KVIO_OP_UNFIT)	/* judged before a descriptor was lacking */
+	if (op->flags & KVIO_OP_UNFIT)	/* checked before, and retried for want of a descriptor */
 		return 0;
-	r = kvio_standing_kept(call, op);
-	call->expect_standing = (int32_t)op->existed;
+	r = kvio_keep_existing(call, op);
+	call->expect_existing = (int32_t)op->existed;
 	return !r && op->existed && call->if_exists == KVIO_ERROR ? -EEXIST : r;
 }
 
-/* A small block is written on the guess that its key is as free as the last one
- * was: publishing finds out. */
-static int looks_first(const kvio_call *call, const kvio_op *op)
+/* A small block is written without a check if the last key had no block: publishing finds
+ * an existing one. */
+static int checks_first(const kvio_call *call, const kvio_op *op)
 {
 	return call->if_exists != KVIO_REPLACE &&
-	       (call->expect_standing || call->flags & KVIO_DURABLE || op->nbytes > LOOK_BYTES);
+	       (call->expect_existing || call->flags & KVIO_DURABLE || op->nbytes > CHECK_BYTES);
 }
 
 static int begin(kvio_call *call, kvio_op *op)
@@ -80,18 +80,18 @@ static int begin(kvio_call *call, kvio_op *op)
 	return kvio_cancelled(call) ? -ECANCELED : 0;
 }
 
-/* Bytes, unless the key is taken and its block may stay. */
-static int settle(kvio_call *call, kvio_op *op)
+/* Write the bytes, unless there is a block that is kept. */
+static int write_or_keep(kvio_call *call, kvio_op *op)
 {
-	int looked = looks_first(call, op), r = looked ? look(call, op) : 0, site;
+	int checked = checks_first(call, op), r = checked ? check_existing(call, op) : 0, site;
 
 	if (r < 0 || op->existed)
 		return r;
 	r = put_bytes_twice(call, op);
-	if (r >= 0 || looked || call->if_exists == KVIO_REPLACE)
+	if (r >= 0 || checked || call->if_exists == KVIO_REPLACE)
 		return r;
-	site = op->site;	/* a full disk is no reason to refuse a block that is there */
-	if (look(call, op) == -EEXIST)
+	site = op->site;	/* on a full disk a block that exists can still be kept */
+	if (check_existing(call, op) == -EEXIST)
 		return -EEXIST;
 	op->site = site;
 	return op->existed ? 0 : r;
@@ -102,14 +102,14 @@ static void prepare(kvio_call *call, kvio_op *op)
 	int r = begin(call, op);
 
 	if (!r)
-		r = settle(call, op);
+		r = write_or_keep(call, op);
 	if (r < 0)
-		give_up(call, op, r);
+		fail(call, op, r);
 	else if (call->flags & KVIO_DURABLE && live(op))
 		sys_start_writeback(call->fault, op->fd);
 }
 
-/* Can the bytes be written once more? */
+/* Can the bytes be written again? */
 static int held(const kvio_op *op)
 {
 	return !(op->flags & KVIO_OP_STREAM);
@@ -126,7 +126,7 @@ static void sync_one(kvio_call *call, kvio_op *op)
 			r = kvio_sync_file(call, op);
 	}
 	if (r < 0)
-		give_up(call, op, r);
+		fail(call, op, r);
 }
 
 static void publish_one(kvio_call *call, kvio_op *op)
@@ -141,12 +141,12 @@ static void publish_one(kvio_call *call, kvio_op *op)
 		if (!r)
 			r = kvio_temp_publish(call, op);
 	}
-	call->expect_standing = op->existed || r == -EEXIST;
+	call->expect_existing = op->existed || r == -EEXIST;
 	if (r < 0)
-		give_up(call, op, r);
+		fail(call, op, r);
 }
 
-/* The earlier operation that has synced (or failed to sync) this one's directory. */
+/* The earlier operation that synced this one's directory, or failed to; i: none. */
 static size_t synced_by(const kvio_op *ops, size_t i)
 {
 	for (size_t j = 0; j < i; j++)
@@ -156,7 +156,7 @@ static size_t synced_by(const kvio_op *ops, size_t i)
 	return i;
 }
 
-/* One fsync for all blocks of a batch that lie in one directory. */
+/* Sync each directory of a batch once. */
 static void sync_dirs(kvio_call *call, kvio_op *ops, size_t nops)
 {
 	for (size_t i = 0; i < nops; i++) {
@@ -164,7 +164,7 @@ static void sync_dirs(kvio_call *call, kvio_op *ops, size_t nops)
 
 		if (ops[i].status)
 			continue;
-		if (j == i) {	/* cancelled or not: a name that stands is synced, or has no receipt */
+		if (j == i) {	/* also if cancelled: a published name is synced, or has no receipt */
 			kvio_let_handlers_run(call);
 			ops[i].status = kvio_sync_dir(call, &ops[i]);
 		} else {
@@ -174,9 +174,9 @@ static void sync_dirs(kvio_call *call, kvio_op *ops, size_t nops)
 	}
 }
 
-/* A close that fails tells of bytes that never arrived: a name that is new goes
- * again.  One that replaced another stays, without a receipt: what it replaced
- * cannot be brought back, and its checksum tells readers. */
+/* A failed close means that bytes may be lost: a new name is removed again.  A block that
+ * replaced another stays, without a receipt: the old one is gone, and the checksum shows
+ * readers whether the new one is intact. */
 static void close_one(kvio_call *call, kvio_op *op)
 {
 	int r;
@@ -211,7 +211,7 @@ static void finish(kvio_call *call, kvio_op *ops, size_t nops)
 	}
 }
 
-/* Files that the windows of the process hold open beyond one each. */
+/* Files that the windows of this process have open, beyond one each. */
 static int64_t spare_in_use;
 
 static size_t take_spare(const kvio_call *call, size_t wanted)
@@ -240,7 +240,7 @@ void kvio_forget_spare(void)
 	__atomic_store_n(&spare_in_use, 0, __ATOMIC_RELAXED);
 }
 
-/* Up to most operations; fewer where no descriptor is left for the next. */
+/* Prepare up to most operations; fewer if there is no descriptor for the next. */
 static size_t prepare_window(kvio_call *call, kvio_op *ops, size_t most)
 {
 	for (size_t i = 0; i < most; i++) {
@@ -263,7 +263,7 @@ int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops)
 		window = prepare_window(call, ops + at, spare + 1);
 		finish(call, ops + at, window);
 		give_spare(spare);
-		if (window <= spare)	/* leave some to others from here on */
+		if (window <= spare)	/* from here on leave some to other threads */
 			most = (window + 1) / 2;
 	}
 	for (size_t i = 0; i < nops; i++)
@@ -271,14 +271,14 @@ int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops)
 	return good;
 }
 
-/* 0 to go on with ranges; 1 when the standing block was kept and nothing is to do. */
+/* 0: go on with ranges; 1: the existing block was kept, and the write has ended. */
 int kvio_write_begin(kvio_call *call, kvio_op *op)
 {
 	int r = begin(call, op);
-	int known = held(op) || op->nbytes;	/* what is kept must have the same length */
+	int known = held(op) || op->nbytes;	/* only a block of the same length is kept */
 
 	if (!r && (call->if_exists == KVIO_ERROR || (call->if_exists == KVIO_KEEP && known)))
-		r = look(call, op);
+		r = check_existing(call, op);
 	if (!r && op->existed && call->flags & KVIO_DURABLE)
 		r = kvio_sync_dir(call, op);
 	if (!r && op->existed)
@@ -287,13 +287,12 @@ int kvio_write_begin(kvio_call *call, kvio_op *op)
 		r = kvio_temp_open(call, op);
 	if (r < 0)
 		return op->status = r;
-	/* ext4 lets direct writers of one file run side by side only where the
-	 * blocks are allocated already; a file system without fallocate may do
-	 * as it likes. */
+	/* ext4 runs direct writers of one file concurrently only where its blocks are
+	 * allocated; without fallocate the writes may be serial. */
 	r = known ? sys_fallocate(call->fault, op->fd, op->nbytes) : 0;
 	if (r < 0 && r != -EOPNOTSUPP && r != -ENOSYS) {
 		op->site = KVIO_SITE_FALLOCATE;
-		give_up(call, op, r);
+		fail(call, op, r);
 		return r;
 	}
 	return 0;

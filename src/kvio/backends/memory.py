@@ -101,7 +101,7 @@ class MemoryBackend(Backend):
             keep = standing is not None and if_exists == "keep" and len(standing.data) == len(data)
             if standing is None or not keep:
                 self._blocks[key] = standing = block
-        reason = "an intact block of this length stood there" if keep else "a copy in memory"
+        reason = "there was an intact block of this length" if keep else "a copy in memory"
         checksum = standing.checksum
         return Receipt(key, len(data), checksum, Level.VISIBLE, IOMode.MEMORY, reason, keep)
 

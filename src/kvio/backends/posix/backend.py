@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
-from kvio._native import EXHAUSTED, Permissions, Places, lib, make_template, open_dir
+from kvio._native import EXHAUSTED, LeafTable, Permissions, lib, make_template, open_dir
 from kvio.abc import Backend, RawBlock, RunAll, Source
 from kvio.backends.posix import large, outcome, stream
 from kvio.backends.posix.engine import Engine
@@ -90,7 +90,7 @@ class PosixBackend(Backend):
         return cls(options_from_url(url))
 
     def choose_policy(self, medium: Medium) -> Policy:
-        """Give the policy that this registered name stands for."""
+        """Return the policy of this backend."""
         return Always(IOMode.BUFFERED)
 
     def _open(self, inherited: int | None = None) -> None:
@@ -134,18 +134,18 @@ class PosixBackend(Backend):
         policy = self.choose_policy(medium)
         fixed = isinstance(policy, Always)
         durable = options.durability == "durable" and not read_only
-        places = None
+        leaf_table = None
         if options.layout == "block":
-            places = Places(f"{options.namespace}\0".encode())
+            leaf_table = LeafTable(f"{options.namespace}\0".encode())
         directories = Directories(
             self._rootfd,
-            places,
+            leaf_table,
             durable=durable,
             journaled=medium.journaled,
             read_only=read_only,
             permissions=self._permissions,
         )
-        if durable and places is not None:
+        if durable and leaf_table is not None:
             self._make_directories(directories)
         return Engine(
             name=self.name,
@@ -156,7 +156,7 @@ class PosixBackend(Backend):
             for_read=chooser(policy.for_read),
             fixed=chooser(policy.for_write)(0, 1) if fixed else None,
             directories=directories,
-            places=places,
+            leaf_table=leaf_table,
             bounce=BouncePool(options.segment_bytes, limit=_KEPT_BOUNCE_BUFFERS),
             publish=self._first_publish_form(medium),
             template=make_template(
@@ -170,7 +170,7 @@ class PosixBackend(Backend):
         )
 
     def _examine(self, probe_name: str) -> Medium:
-        """Find out what can be done here, and whether it can only be read."""
+        """Examine the file system, and find out whether it is read-only."""
         if self._why_read_only is None:
             try:
                 return examine(self._rootfd, probe_name)
@@ -181,7 +181,7 @@ class PosixBackend(Backend):
         return self._examine_to_read()
 
     def _examine_to_read(self) -> Medium:
-        """Examine what the first block that can be opened shows."""
+        """Examine the file system by the first block that can be opened."""
         files = walk_files(self._rootfd, self.options.layout, read_only=True)
         with suppress(PermissionError):  # a directory that this user may not list
             for directory, name in files:
@@ -217,7 +217,7 @@ class PosixBackend(Backend):
             raise UnsupportedError(f"{self.name} on {self.options.root!r}: {medium.notes[0]}")
 
     def _read_only_error(self, doing: str, key: str | None = None) -> AccessDeniedError:
-        """Make the error of a call that would change a store that is open read-only."""
+        """Return the error of a call that would change a store that is open read-only."""
         what = doing if key is None else f"{doing} block {key!r}"
         how = (
             "open it without read_only=true"
@@ -234,10 +234,10 @@ class PosixBackend(Backend):
 
     def _refuse_what_cannot_be(self, medium: Medium) -> None:
         options = self.options
-        doubt = medium.not_durable_because
-        if options.durability == "durable" and doubt and not options.trust_fsync:
+        reason = medium.not_durable_because
+        if options.durability == "durable" and reason and not options.trust_fsync:
             hint = "" if medium.in_memory else "; trust_fsync=true overrides"
-            raise UnsupportedError(f"durability='durable' on {options.root!r}: {doubt}{hint}")
+            raise UnsupportedError(f"durability='durable' on {options.root!r}: {reason}{hint}")
         if self.needs_direct_io and not medium.direct_io:
             raise UnsupportedError(f"{self.name} on {options.root!r}: {medium.notes[0]}")
         if options.publish == "tmpfile" and not medium.tmpfile:
@@ -455,7 +455,7 @@ class PosixBackend(Backend):
 
     @property
     def modes_taken(self) -> dict[str, int]:
-        counts = zip(outcome.MODES, self._engine.tally.moved, strict=True)
+        counts = zip(outcome.MODES, self._engine.counters.moved, strict=True)
         return {str(mode): count for mode, count in counts if count}
 
     def use_threads(self, run_all: RunAll) -> None:
@@ -493,7 +493,7 @@ class PosixDirect(PosixBackend):
 
 
 class Hybrid(PosixBackend):
-    """Whichever is faster, by size, cache state, concurrency and calibration."""
+    """Buffered or direct, whichever is faster by size, cache state, concurrency and calibration."""
 
     name = "hybrid"
 

@@ -1,4 +1,4 @@
-"""Runs groups of blocks through the C core: one call a group, without the GIL."""
+"""Run groups of blocks through the C core: one call per group, without the GIL."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Any, Final
 
 from kvio import _native
-from kvio._native import Memory, Places, lib
-from kvio._native.ops import Answer, Ops, Tally
+from kvio._native import LeafTable, Memory, lib
+from kvio._native.ops import Answer, IOCounters, Ops
 from kvio.abc import RunAll
 from kvio.backends.posix import outcome
 from kvio.backends.posix.groups import Groups
@@ -36,15 +36,15 @@ _MISSING: Final = -errno.ENOENT
 
 
 def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run tasks one after the other, for a backend that was given no threads."""
+    """Run tasks one after the other, for a backend without threads."""
     return [task() for task in tasks]
 
 
 @dataclass(slots=True)
 class Engine:
-    """What a store's calls share: the open medium, its policy and its buffers.
+    """The state that all calls of a store share: open directories, policy and buffers.
 
-    *fixed*: what the policy always chooses, if it does.
+    *fixed*: the choice of a policy that always makes the same one, else None.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Engine:
     for_read: Chooser
     fixed: Choice | None
     directories: Directories
-    places: Places | None
+    leaf_table: LeafTable | None
     bounce: BouncePool
     publish: int
     template: _native.Template
     run_all: RunAll = run_in_turn
-    tally: Tally = field(default_factory=Tally)
+    counters: IOCounters = field(default_factory=IOCounters)
     level: Level = field(init=False)
     flags: int = field(init=False)
     write_flags: int = field(init=False)
@@ -80,8 +80,8 @@ class Engine:
     def write(
         self, blocks: Blocks, if_exists: IfExists, cancel: Cancellation | None
     ) -> list[BlockResult]:
-        """Write a batch; results in order."""
-        modes, reasons = choose_all(self.for_write, blocks.sizes, self.tally.in_flight + 1)
+        """Write a batch; return one result per block, in order."""
+        modes, reasons = choose_all(self.for_write, blocks.sizes, self.counters.in_flight + 1)
 
         def results(ops: Ops) -> list[BlockResult]:
             done = outcome.written(
@@ -104,8 +104,8 @@ class Engine:
         )
 
     def read(self, blocks: Blocks, cancel: Cancellation | None) -> list[BlockResult]:
-        """Read a batch of whole blocks; results in order."""
-        modes, _ = choose_all(self.for_read, blocks.sizes, self.tally.in_flight + 1)
+        """Read a batch of whole blocks; return one result per block, in order."""
+        modes, _ = choose_all(self.for_read, blocks.sizes, self.counters.in_flight + 1)
 
         def results(ops: Ops) -> list[BlockResult]:
             return outcome.was_read(blocks, ops, self.name)
@@ -123,7 +123,7 @@ class Engine:
         )
 
     def delete(self, keys: Sequence[str], cancel: Cancellation | None) -> list[BlockResult]:
-        """Remove a batch of blocks; results in order."""
+        """Remove a batch of blocks; return one result per block, in order."""
 
         def results(ops: Ops) -> list[BlockResult]:
             return outcome.deleted(keys, ops, self.name)
@@ -142,7 +142,7 @@ class Engine:
         )
 
     def count_present(self, keys: Sequence[str]) -> int:
-        """Count how many keys from the front have a file long enough for a block."""
+        """Return how many keys from the front have a file long enough for a block."""
         n = len(keys)
         ops = self.run(
             lib.kvio_look_batch,
@@ -168,8 +168,8 @@ class Engine:
         *,
         function: Any = lib.kvio_write_batch,
     ) -> Receipt:
-        """Write one block, or raise why not."""
-        mode, reason = self.for_write(nbytes, self.tally.in_flight + 1)
+        """Write one block, or raise its error."""
+        mode, reason = self.for_write(nbytes, self.counters.in_flight + 1)
         ops = self.run(
             function,
             Blocks((key,), (parts,), (nbytes,)),
@@ -196,8 +196,8 @@ class Engine:
         op_flags: int = 0,
         function: Any = lib.kvio_read_batch,
     ) -> int:
-        """Read one block or range and return the count, or raise why not."""
-        mode, _ = self.for_read(nbytes, self.tally.in_flight + 1)
+        """Read one block or range and return the count, or raise its error."""
+        mode, _ = self.for_read(nbytes, self.counters.in_flight + 1)
         ops = self.run(
             function,
             Blocks((key,), (parts,), (nbytes,)),
@@ -213,10 +213,10 @@ class Engine:
     def run_one(
         self, function: Any, key: str, *, op_flags: int = 0, verify: str | None = None
     ) -> Answer:
-        """Run one operation without bytes and return how it ended, or raise why it failed.
+        """Run one operation without payload and return its answer, or raise its error.
 
-        A scrub goes past the page cache where the policy ever does, so that checking a store
-        does not push everybody's data out.
+        A scrub uses direct I/O if the policy ever does, so that checking a store does not evict
+        other data from the page cache.
         """
         mode = self.for_read(_ANY_SIZE, 1)[0] if op_flags & lib.KVIO_OP_SCRUB else LOOK
         ops = self.run(
@@ -237,9 +237,10 @@ class Engine:
         return answer
 
     def root_error(self, ops: Ops, key: str | None = None) -> StorageError | None:
-        """Return why no receipt may be given, because the root has moved; see `RootWatch`.
+        """Return the error if the root has moved, so that no receipts may be returned.
 
-        It is checked where that is due, or where a directory is missing, as below a removed root.
+        See `RootWatch`. The root is checked when that is due, or when a directory is missing, as
+        below a removed root.
         """
         due = monotonic() >= self.root.due_s
         if not due and ops.sum_up().good != ops.count:
@@ -264,22 +265,22 @@ class Engine:
         results: Callable[[Ops], list[BlockResult]] | None = None,
         moves: bool = True,
     ) -> Ops:
-        """Open directories, run the C core over the blocks, and repeat what was stale.
+        """Open directories, run the C core over the blocks, and retry stale operations.
 
-        *results*: makes the results of *cancel* where this is a batch. *moves*: what went well
-        counts as moved in the mode it took.
+        *results*: returns the results of a batch, for *cancel*. *moves*: blocks that succeeded
+        are counted as transferred in their mode.
         """
         ended: Ops | None = None
         bounces = op_flags & lib.KVIO_OP_SCRUB or not BOUNCING.isdisjoint(modes)
         bounce = self.bounce.take() if bounces else None
-        self.tally.enter()
+        self.counters.enter()
         try:
             call = self.make_call(flags, IF_EXISTS[if_exists], verify, cancel, bounce)
             if create and flags & lib.KVIO_DURABLE:
                 call.spare_files = SHARED.for_files()
             names: Sequence[str] = blocks.keys
             dirs: list[Any] = []
-            if self.places is None:
+            if self.leaf_table is None:
                 paths, names = zip(*map(split_key, blocks.keys), strict=True)
                 dirs = [self.directories.find(path, create=create) for path in paths]
             with Ops(
@@ -287,7 +288,7 @@ class Engine:
                 blocks.parts,
                 blocks.sizes,
                 modes,
-                places=self.places,
+                leaf_table=self.leaf_table,
                 dirs=dirs,
                 offset=offset,
                 flags=op_flags,
@@ -301,13 +302,13 @@ class Engine:
                     ops,
                     blocks.keys,
                     self.directories,
-                    hashed=self.places is not None,
+                    hashed=self.leaf_table is not None,
                     create=create,
                 ).run()
             if call.publish > self.publish:
                 self.publish = call.publish
         finally:
-            self.tally.leave(ended if moves else None)
+            self.counters.leave(ended if moves else None)
             if bounce is not None:
                 self.bounce.give(bounce)
         return ops
@@ -320,7 +321,7 @@ class Engine:
         cancel: Cancellation | None,
         bounce: Memory | None,
     ) -> Any:
-        """Make the settings of a C call; *bounce* must outlive it."""
+        """Return the settings of a C call; *bounce* must outlive it."""
         call = _native.copy_call(self.template)
         call.flags = flags
         call.if_exists = if_exists

@@ -1,7 +1,7 @@
-"""Runs operations in groups whose directories are open together, and repeats what a store can heal.
+"""Run a batch in groups whose directories are open at the same time, and retry stale operations.
 
-Where descriptors are plenty a group is the whole batch. Where they are not, it ends after a few
-directories for which there was no room among those that are kept.
+With enough descriptors the group is the whole batch. With few, a group ends after some directories
+that could not be kept open.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from kvio.descriptors import SHARED
 
 _STALE: Final = -errno.ESTALE
 _STALE_TRIES: Final = 8
-#: A group opens at most so many directories that it closes itself.
+#: A group opens at most so many directories that are closed at its end.
 _TEMPORARY: Final = 8
-#: For how long an operation that lacks a descriptor is tried again, and how often: other calls end
-#: meanwhile, and give theirs back.
+#: How long, and at which interval, an operation that lacks a descriptor is retried: other calls
+#: end meanwhile and close theirs.
 _EXHAUSTED_S: Final = 1.0
 _EXHAUSTED_WAIT_S: Final = 0.002
 
 
 class Groups:
-    """The operations of one call of a store, run as *function* says.
+    """The operations of one call, each run by *function* of the C core.
 
-    *hashed*: an operation's directory comes from the hash of its key, else from the key itself.
+    *hashed*: the directory of an operation comes from the hash of its key, else from the key.
     """
 
     def __init__(
@@ -51,23 +51,23 @@ class Groups:
         self._directories = directories
         self._hashed = hashed
         self._create = create
-        self._looks = function is lib.kvio_look_batch
+        self._is_lookup = function is lib.kvio_look_batch
         self._acquired: list[KeptDirectory] = []  # operations point into them
 
     def run(self) -> None:
-        """Run all operations; a lookup ends with the group in which something is not there."""
+        """Run all operations; a lookup ends with the first group that lacks a block."""
         ops, start = self._ops, 0
         while start < ops.count:
             stop, good = self._run_group(start, ops.count)
             if good < stop - start:
                 if ops.sum_up(start, stop).exhausted:
                     self._retry_exhausted(start, stop)
-                if self._looks and ops.leading() < stop:
+                if self._is_lookup and ops.leading() < stop:
                     return
             start = stop
 
     def _run_group(self, start: int, most: int) -> tuple[int, int]:
-        """Run operations from *start* on; where the group ends, and how many went well at once."""
+        """Run a group from *start* on; return its end and how many operations succeeded at once."""
         ops, stop = self._ops, start
         temporary: dict[str, int] = {}
         try:
@@ -77,11 +77,11 @@ class Groups:
                     break
                 found = self._open(stop, temporary)
                 stop += 1
-                if self._looks and not found:
+                if self._is_lookup and not found:
                     break
             good = ops.run(self._function, self._call, start, stop)
             if good < stop - start and ops.sum_up(start, stop).stale:
-                self._repeat_stale(start, stop, temporary)
+                self._retry_stale(start, stop, temporary)
         finally:
             ops.release(start, stop)
             for fd in temporary.values():
@@ -89,7 +89,7 @@ class Groups:
         return stop, good
 
     def _open(self, index: int, temporary: dict[str, int]) -> bool:
-        """Open an operation's directory; False: that failed, which is how the operation will."""
+        """Open the directory of an operation; False: that failed, and the operation will fail."""
         path = self._path(index)
         fd, kept = temporary.get(path, -1), None
         if fd < 0:
@@ -109,21 +109,21 @@ class Groups:
     def _path(self, index: int) -> str:
         return LEAVES[self._ops.leaf(index)] if self._hashed else split_key(self._keys[index])[0]
 
-    def _repeat_stale(self, start: int, stop: int, temporary: dict[str, int]) -> None:
-        """Run again what hit a directory that was removed under us, or a file that was replaced.
+    def _retry_stale(self, start: int, stop: int, temporary: dict[str, int]) -> None:
+        """Retry operations whose directory was removed meanwhile, or whose file is stale.
 
-        A file is stale only where another machine or a FUSE server replaces it; another may
-        replace the next one.
+        A file is stale only if another machine or a FUSE server replaced it, which may happen
+        several times.
         """
         for index in range(start, stop):
             status = self._ops.ops[index].status
             for _ in range(_STALE_TRIES):
                 if status != _STALE:
                     break
-                self._look_up_again(index, temporary)
+                self._reopen(index, temporary)
                 status = self._ops.run_again(self._function, self._call, index)
 
-    def _look_up_again(self, index: int, temporary: dict[str, int]) -> None:
+    def _reopen(self, index: int, temporary: dict[str, int]) -> None:
         op, path = self._ops.ops[index], self._path(index)
         if op.dir == NULL:
             if path in temporary:
@@ -136,7 +136,7 @@ class Groups:
             op.dirfd = -(exc.errno or errno.EIO)
 
     def _retry_exhausted(self, start: int, stop: int) -> None:
-        """Run again, alone, what lacked a descriptor, while others are closed or become free."""
+        """Retry operations that lacked a descriptor one by one, while others are closed."""
         with SHARED.undisturbed():
             for index in range(start, stop):
                 until = time.monotonic() + _EXHAUSTED_S

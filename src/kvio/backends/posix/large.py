@@ -1,7 +1,7 @@
-"""One large block by several threads: its segments are copied and transferred side by side.
+"""Transfer one large block by several threads, in segments.
 
-Worth it where a copy stands between the caller's memory and the medium: bounced direct I/O copies
-one segment while another is transferred.
+It pays where the bytes are copied on their way: direct I/O through bounce buffers copies one
+segment while another is transferred.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kvio.backends.posix.engine import IF_EXISTS, Engine
 from kvio.types import Cancellation, IfExists, KiB, Parts, Receipt
 
 _MIN_SEGMENTS = 2
-#: A bounce buffer holds a segment, what ends a block, and an unaligned start.
+#: A bounce buffer holds a segment, and room for padding, trailer and an unaligned start.
 _SPARE = 64 * KiB
 
 
 class Settings(NamedTuple):
-    """What the calls for a block's ranges have in common."""
+    """The settings that all calls for the ranges of a block share."""
 
     flags: int
     if_exists: int
@@ -32,7 +32,7 @@ class Settings(NamedTuple):
 
 
 def helps_write(engine: Engine, parts: Parts, nbytes: int) -> bool:
-    """Tell whether writing a block in segments is worth it."""
+    """Return whether a block should be written in segments."""
     return (
         nbytes >= _MIN_SEGMENTS * engine.options.segment_bytes
         and engine.for_write(nbytes, 1)[0] == lib.KVIO_MODE_DIRECT
@@ -41,7 +41,7 @@ def helps_write(engine: Engine, parts: Parts, nbytes: int) -> bool:
 
 
 def helps_read(engine: Engine, parts: Parts, nbytes: int) -> bool:
-    """Tell whether reading a block in segments is worth it."""
+    """Return whether a block should be read in segments."""
     return (
         nbytes >= _MIN_SEGMENTS * engine.options.segment_bytes
         and engine.for_read(nbytes, 1)[0] != lib.KVIO_MODE_BUFFERED
@@ -78,7 +78,7 @@ def _write_segments(
     ops: Any,
     _count: int,
 ) -> int:
-    """Stand in for ``kvio_write_batch`` with one operation."""
+    """Do what ``kvio_write_batch`` does for one operation, in segments."""
     op = ops + 0  # a pointer, whether an array or an operation was given
     op.fd = -1
     try:
@@ -103,7 +103,7 @@ def _write_segments(
 
 
 def _read_segments(engine: Engine, cancel: Cancellation, call: Any, ops: Any, _count: int) -> int:
-    """Stand in for ``kvio_read_batch`` with one operation."""
+    """Do what ``kvio_read_batch`` does for one operation, in segments."""
     op = ops + 0
     op.fd = -1
     try:
@@ -130,7 +130,7 @@ def _read_segments(engine: Engine, cancel: Cancellation, call: Any, ops: Any, _c
 def _run_ranges(
     engine: Engine, function: Any, settings: Settings, op: Any, cuts: list[tuple[int, int]]
 ) -> int:
-    """Transfer consecutive ranges side by side; joins their checksums into op.crc."""
+    """Transfer consecutive ranges at once, and combine their checksums into op.crc."""
     tasks: list[Callable[[], tuple[int, int]]] = [
         partial(_run_range, engine, function, settings, op, start, length) for start, length in cuts
     ]
@@ -160,7 +160,7 @@ def _run_range(
 
 
 def _cuts(nbytes: int, segment_bytes: int) -> list[tuple[int, int]]:
-    """Cut [0, nbytes) into pieces that fit a bounce buffer, as (start, length); at least one."""
+    """Split [0, nbytes) into (start, length) pieces that fit a bounce buffer; at least one."""
     step = max(segment_bytes - _SPARE, _SPARE)
     return [(at, min(step, nbytes - at)) for at in range(0, nbytes, step)] or [(0, 0)]
 

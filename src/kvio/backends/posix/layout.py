@@ -1,4 +1,4 @@
-"""Where a key lives below the root, and the directories of a store, kept open.
+"""The paths of keys below the root, and the directories of a store, which are kept open.
 
 ``block``: two levels of 16 directories by the first byte of the key's hash; the file name is the
 key with ``/`` written ``~``, which no key contains. ``plain``: the path is the key.
@@ -23,7 +23,7 @@ _MAX_OPEN: Final = 288
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Give the directory and the file name of a key in ``layout=plain``."""
+    """Return the directory and the file name of a key in ``layout=plain``."""
     directory, _, name = key.rpartition("/")
     return directory, name
 
@@ -31,7 +31,7 @@ def split_key(key: str) -> tuple[str, str]:
 class KeptDirectory:
     """A directory that a store keeps open; *cdata* is the ``kvio_dir *`` that calls acquire.
 
-    *synced*: all has been done that writes of the store need for its name to be durable.
+    *synced*: its name is durable, or need not be.
     """
 
     __slots__ = ("_owner", "cdata", "path", "synced")
@@ -43,11 +43,11 @@ class KeptDirectory:
         self.synced = synced
 
     def was_used(self) -> bool:
-        """Return whether a call acquired it since the last such question."""
+        """Return whether a call acquired it since the last call of this method."""
         return bool(lib.kvio_dir_was_used(self.cdata))
 
     def evict(self) -> bool:
-        """Close it, unless its store has been closed meanwhile; False: a call uses it."""
+        """Close it, unless its store has done so; False: a call uses it."""
         if self.cdata.fd < 0:
             return True
         fd = lib.kvio_dir_evict(self.cdata)
@@ -59,11 +59,11 @@ class KeptDirectory:
 
 
 class Directories:
-    """The directories below a root: those used lately are kept open, as far as `SHARED` allows.
+    """The directories below a root; the recently used ones are kept open, as `SHARED` allows.
 
-    While an operation has acquired a kept directory, its descriptor's number never changes its
-    path: it is not closed, and a directory that was removed and made again is put under the same
-    number (dup2), so that no other thread's call is disturbed.
+    While an operation has acquired a kept directory, its descriptor always leads to the same path:
+    it is not closed, and if the directory is removed and made again, the new one gets the same
+    descriptor (dup2), so that calls of other threads are not disturbed.
 
     Attributes:
         kept: by path; changed under the lock of `SHARED`.
@@ -72,7 +72,7 @@ class Directories:
     def __init__(
         self,
         rootfd: int,
-        places: _native.Places | None,
+        leaf_table: _native.LeafTable | None,
         *,
         durable: bool,
         journaled: bool,
@@ -84,9 +84,9 @@ class Directories:
         self.permissions = permissions
         self.journaled = journaled
         self.kept: dict[str, KeptDirectory] = {}
-        self._places = places
+        self._leaf_table = leaf_table
         self._durable = durable
-        #: By path, the handles of hashed directories whose names are known to be on the disk.
+        #: By path, the handles of hashed directories whose names are durable.
         self._synced: dict[str, bytes] = {}
 
     def find(self, path: str, *, create: bool) -> Any:
@@ -147,7 +147,7 @@ class Directories:
             lib.kvio_dir_release(kept.cdata)
 
     def refresh(self, path: str, *, create: bool) -> int:
-        """Open an acquired directory anew by its path, under the same number.
+        """Open an acquired directory again by its path, under the same descriptor.
 
         Raises:
             OSError: as `open` does.
@@ -172,7 +172,7 @@ class Directories:
         os.fsync(fd)
 
     def close(self) -> None:
-        """Close every descriptor; no call may be under way."""
+        """Close every descriptor; no call may be in progress."""
         with SHARED.lock:
             while self.kept:
                 kept = self.kept.popitem()[1]
@@ -182,14 +182,14 @@ class Directories:
                     os.close(fd)
 
     def close_in_child(self) -> None:
-        """Close what a forked child has of its parent, whatever the parent's threads did."""
+        """Close the descriptors that a forked child has from its parent."""
         for kept in self.kept.values():
             if kept.cdata.fd >= 0:
                 os.close(kept.cdata.fd)
 
     @property
     def _always_synced(self) -> bool:
-        return not self._durable or self._places is not None
+        return not self._durable or self._leaf_table is not None
 
     def _acquire(self, path: str) -> KeptDirectory | None:
         kept = self.kept.get(path)
@@ -201,10 +201,10 @@ class Directories:
         """Keep a descriptor and acquire it; None: there is no room."""
         if len(self.kept) >= _MAX_OPEN:
             return None
-        if self._places is None:
+        if self._leaf_table is None:
             cdata = _native.new("kvio_dir *", (-1,))
         else:
-            cdata = self._places.leaf(_LEAF_NUMBERS[path])
+            cdata = self._leaf_table.leaf(_LEAF_NUMBERS[path])
         kept = KeptDirectory(self, path, cdata, synced=synced or self._always_synced)
         if not SHARED.add(kept):
             return None
@@ -219,14 +219,14 @@ class Directories:
             self._synced[path] = handle
 
     def _open_anew(self, directory: str, *, create: bool) -> int:
-        if self._durable and self._places is not None:
+        if self._durable and self._leaf_table is not None:
             return self._open_synced(directory, create=create)
         return self._open_dir(directory, create=create, durable=create and self._durable)
 
     def _open_synced(self, directory: str, *, create: bool) -> int:
-        """Open a hashed directory of a durable store, syncing its name unless that was done.
+        """Open a hashed directory of a durable store, and sync its name unless that was done.
 
-        For reads as well: a write that comes later finds it open, and syncs no parent.
+        Reads do so too, because a later write that finds it open does not sync the parent.
         """
         try:
             fd = self._open_dir(directory, create=False, durable=False)
@@ -271,10 +271,10 @@ def make_fan_out(directories: Directories) -> None:
 def walk_files(
     rootfd: int, layout: Layout, prefix: str = "", *, read_only: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield (directory, file name) of what lies where blocks may; no prefix: temporaries too.
+    """Yield (directory, file name) of all block files; without a prefix, temporaries too.
 
-    Of ``layout=plain`` only directories are read that a prefix can reach. Hashed directories must
-    all be read, whatever the prefix.
+    With ``layout=plain`` only directories that match the prefix are read. Hashed directories must
+    all be read.
     """
     if layout == "plain":
         directory, _, start = prefix.rpartition("/")
@@ -299,7 +299,7 @@ def place_of(layout: Layout, namespace: str, key: str) -> tuple[str, str]:
 
 
 def key_of(layout: Layout, directory: str, name: str) -> str | None:
-    """Turn a place back into its key; None for what is no block's name."""
+    """Return the key of a place; None if it is not the name of a block."""
     if layout == "plain":
         key = f"{directory}/{name}" if directory else name
     else:

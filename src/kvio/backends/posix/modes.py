@@ -1,4 +1,4 @@
-"""A policy's decisions as the C core wants them: numbers, quickly."""
+"""The decisions of a policy as numbers of the C core, cached."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _NUMBERS: Final = {
     (IOMode.DIRECT, False): lib.KVIO_MODE_DIRECT,
     (IOMode.DIRECT, True): lib.KVIO_MODE_DIRECT_IF_COLD,
 }
-#: For calls that move no payload.
+#: The mode of calls that transfer no payload.
 LOOK: Final[int] = lib.KVIO_MODE_BUFFERED
-#: Modes that may want aligned memory of kvio's own.
+#: Modes that may need a bounce buffer.
 BOUNCING: Final = frozenset((lib.KVIO_MODE_DIRECT, lib.KVIO_MODE_DIRECT_IF_COLD))
 
-#: The number of a mode, and why it was chosen.
+#: The number of a mode, and the reason for it.
 Choice: TypeAlias = tuple[int, str]
-#: Chooses by size in bytes and calls in flight.
+#: Chooses by size in bytes and number of calls in flight.
 Chooser: TypeAlias = Callable[[int, int], Choice]
 
 
 def chooser(decide: Callable[[int, int], Decision]) -> Chooser:
-    """Make a policy's decision by size and concurrency as quick as a look-up."""
+    """Return a cached version of a policy's decision."""
 
     @lru_cache(maxsize=4096)
     def choose(nbytes: int, concurrency: int) -> Choice:
@@ -41,7 +41,7 @@ def chooser(decide: Callable[[int, int], Decision]) -> Chooser:
 def choose_all(
     choose: Chooser, sizes: Sequence[int], concurrency: int
 ) -> tuple[list[int], list[str]]:
-    """Choose for every block of a batch: the modes, or one for all, and the reasons."""
+    """Choose for every block of a batch; return the modes, or one for all, and the reasons."""
     by_size = {nbytes: choose(nbytes, concurrency) for nbytes in set(sizes)}
     if len(set(by_size.values())) == 1:
         ((mode, reason),) = set(by_size.values())

@@ -18,30 +18,30 @@ _DIR_MODE = PermissionBits(PRIVATE.dir_mode)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PosixOptions:
-    """What can be chosen when a POSIX store is opened.
+    """The options of a POSIX store.
 
     Attributes:
         root: the directory that holds the store.
         durability: the level every write reaches: ``visible`` or ``durable``.
         layout: ``block`` (hashed directories, trailer) or ``plain`` (path = key, bytes exact).
-        verify: what a read checks: ``full`` (checksum), ``length`` (trailer only), ``off``.
-        checksum: what a write computes: ``crc32c`` or ``none``.
+        verify: the check of a read: ``full`` (checksum), ``length`` (trailer only), ``off``.
+        checksum: the checksum of a write: ``crc32c`` or ``none``.
         publish: ``tmpfile`` (O_TMPFILE and linkat), ``rename`` (a named temporary), or ``auto``.
         chunk_bytes: at most this much in one system call.
-        segment_bytes: size of the bounce buffers; a large block under direct I/O whose memory is
-            not aligned is copied and transferred in segments of about this size by several threads.
+        segment_bytes: size of the bounce buffers; under direct I/O a large block whose memory is
+            not aligned is transferred in segments of about this size by several threads.
         namespace: goes into every trailer; blocks of another namespace are refused.
-        create: make the root, and what is missing above it, with ``dir_mode``.
+        create: make the root and missing directories above it, with ``dir_mode``.
         file_mode: permission bits of a block's file, such as 0o640; in a URL, octal digits.
         dir_mode: permission bits of directories that the store makes, such as 0o2770. Where others
             may use them, directories of this user that lack some of these bits get them too.
         group: name or number of the group of both; ``none``: the system's choice.
         shared_root: accept a root that others may write to, or that is not ours. A root that is
             writable by those for whom ``dir_mode`` says so is accepted too, if it is ours.
-        trust_fsync: promise ``durable`` on a medium whose fsync cannot be judged (FUSE, NFS).
-        read_only: True: refuse every write and make nothing; False: refuse to open what cannot be
-            written; ``none``: open that to be read.
-        calibration: ``auto`` uses what ``kvio tune`` left in the root, ``none`` does not.
+        trust_fsync: promise ``durable`` on a file system whose fsync cannot be judged (FUSE, NFS).
+        read_only: True: refuse every write; False: refuse to open a root that cannot be written;
+            ``none``: open such a root read-only.
+        calibration: ``auto`` uses the calibration of ``kvio tune`` in the root, ``none`` does not.
     """
 
     root: str

@@ -30,13 +30,13 @@ _CORRUPT: Final[int] = lib.KVIO_CORRUPT
 _TOO_SMALL: Final[int] = lib.KVIO_TOO_SMALL
 _BEYOND_END: Final[int] = lib.KVIO_BEYOND_END
 _CANCELLED: Final = -errno.ECANCELED
-_STOOD_THERE: Final = "an intact block of this length stood there"
+_KEPT: Final = "there was an intact block of this length"
 _HAS_CHECKSUM: Final[int] = lib.KVIO_OP_HAS_CHECKSUM
 _NONE: Final = repeat(None)
 
 
 def error_of(answer: Answer, key: str, nbytes: int, offset: int, backend: str) -> KvioError:
-    """Make the typed error of an operation on *nbytes* bytes that failed."""
+    """Return the typed error of a failed operation on *nbytes* bytes."""
     status, site = answer.status, answer.site
     if status == _CORRUPT:
         return CorruptBlockError(f"block {key!r} is corrupt: {CORRUPTIONS[site]}", key=key)
@@ -52,13 +52,13 @@ def error_of(answer: Answer, key: str, nbytes: int, offset: int, backend: str) -
         return BlockExistsError(f"block {key!r} exists", key=key)
     if status == _CANCELLED:
         return StorageTimeoutError(
-            f"gave up on block {key!r}", errno=errno.ETIMEDOUT, key=key, backend=backend
+            f"block {key!r}: cancelled", errno=errno.ETIMEDOUT, key=key, backend=backend
         )
     return storage_error(-status, f"{backend}: {SITES[site]} failed", key=key, backend=backend)
 
 
 def failure(key: str, error: KvioError) -> BlockResult:
-    """Make the result of a block that failed."""
+    """Return the result of a block that failed."""
     return BlockResult(key, status_of(error), 0, error)
 
 
@@ -71,10 +71,10 @@ def _not_done(answer: Answer, key: str, nbytes: int, backend: str) -> BlockResul
 def receipt_of(
     answer: Answer, key: str, nbytes: int, level: Level, reason: str, *, checksum: bool
 ) -> Receipt:
-    """Make the receipt of a block that is stored."""
+    """Return the receipt of a stored block."""
     if answer.existed:
         crc = answer.crc if answer.flags & _HAS_CHECKSUM else None
-        return Receipt(key, nbytes, crc, level, IOMode.BUFFERED, _STOOD_THERE, True)
+        return Receipt(key, nbytes, crc, level, IOMode.BUFFERED, _KEPT, True)
     mode = MODES[answer.mode_taken]
     return Receipt(key, nbytes, answer.crc if checksum else None, level, mode, reason, False)
 
@@ -88,7 +88,7 @@ def written(
     checksum: bool,
     backend: str,
 ) -> list[BlockResult]:
-    """Make the results of a batch of writes."""
+    """Return the results of a batch of writes."""
     summary = ops.sum_up()
     if summary.good != ops.count or summary.existed or summary.mode_taken < 0:
         make = partial(_written, level=level, checksum=checksum, backend=backend)
@@ -100,12 +100,12 @@ def written(
 
 
 def refused(key: str, error: StorageError) -> BlockResult:
-    """Make the result of a block whose store, not itself, is why it failed."""
+    """Return the result of a block that failed because of an error of its store."""
     return failure(key, type(error)(str(error), errno=error.errno, key=key))
 
 
 def without_receipts(results: Sequence[BlockResult], error: StorageError) -> list[BlockResult]:
-    """Make the results of a batch whose root has moved: what was written has no receipt."""
+    """Return the results of a batch whose root has moved: written blocks get no receipt."""
     return [
         refused(result.key, error)
         if result.ok or getattr(result.error, "errno", None) == errno.ENOENT
@@ -115,7 +115,7 @@ def without_receipts(results: Sequence[BlockResult], error: StorageError) -> lis
 
 
 def was_read(blocks: Blocks, ops: Ops, backend: str) -> list[BlockResult]:
-    """Make the results of a batch of reads."""
+    """Return the results of a batch of reads."""
     summary = ops.sum_up()
     if summary.good != ops.count or summary.moved_less:
         make = partial(_was_read, backend=backend)
@@ -124,12 +124,12 @@ def was_read(blocks: Blocks, ops: Ops, backend: str) -> list[BlockResult]:
 
 
 def deleted(keys: Sequence[str], ops: Ops, backend: str) -> list[BlockResult]:
-    """Make the results of a batch of deletions."""
+    """Return the results of a batch of deletions."""
     return list(map(partial(_deleted, backend=backend), keys, ops.answers()))
 
 
 def _rows(kind: type[Any], *columns: Iterable[object]) -> list[Any]:
-    """Make named tuples of columns, at half the price of calling their class."""
+    """Return named tuples made of columns, at half the cost of calling their class."""
     return list(map(tuple.__new__, repeat(kind), zip(*columns, strict=False)))
 
 

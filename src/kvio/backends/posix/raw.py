@@ -1,4 +1,4 @@
-"""The file of a block as it is, while it is decided what becomes of it."""
+"""The file of a block as it is stored, for its quarantine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final
 from kvio.abc import RawBlock
 from kvio.errors import BlockNotFoundError, UnsupportedError, storage_error
 
-#: A directory that takes no link of this file: another file system, or one without links, or a
-#: file that this user may not link (protected_hardlinks), or no /proc.
+#: The file cannot be linked: the directory is on another file system, or on one without links, or
+#: this user may not link the file (protected_hardlinks), or there is no /proc.
 _NO_LINKS: Final = (
     *(errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS),
     errno.ENOENT,
@@ -19,16 +19,16 @@ _NO_LINKS: Final = (
 
 
 class RawFile(RawBlock):
-    """One file, whatever becomes of its name."""
+    """One open file, which stays the same if another gets its name."""
 
     placed = True
 
     def __init__(self, dirfd: int, name: str, key: str) -> None:
-        """Open a file that is regular, never through a link.
+        """Open a regular file, never through a link.
 
         Raises:
             BlockNotFoundError: there is none.
-            UnsupportedError: it is no regular file.
+            UnsupportedError: it is not a regular file.
         """
         self._key = key
         self._name = name

@@ -1,4 +1,4 @@
-"""The root directory of a store: opened with care, never followed through a surprise."""
+"""The root directory of a store: opening, checks, temporaries and the calibration in it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from kvio.permissions import make_directory, missing_directories
 TEMP_MARK = ".kvio-tmp-"
 CALIBRATION_NAME = ".kvio-calibration.json"
 _CALIBRATION_BYTES = 4 << 20
-#: How long a root is taken to be where it was found; no receipt is given later.
+#: The root is checked again before a receipt that comes later than this after the last check.
 _CHECK_S: Final = 1.0
-#: Of a path that leads nowhere.
+#: Errors of a path that does not exist.
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -46,7 +46,7 @@ def open_root(
     where *durable* synced in its parent.
 
     Raises:
-        ConfigError: it is missing, not a directory, or open to others and *shared* is False.
+        ConfigError: it is missing, not a directory, or writable by others and *shared* is False.
         AccessDeniedError: this user may not read it.
     """
     if create:
@@ -69,7 +69,7 @@ def open_root(
 
 
 def reopen_root(fd: int, path: str) -> int:
-    """Open the directory of a parent process's descriptor anew, wherever it is now.
+    """Open the directory of a parent process's descriptor again, wherever it is now.
 
     Raises:
         StorageError: it cannot be opened.
@@ -81,15 +81,15 @@ def reopen_root(fd: int, path: str) -> int:
 
 
 class RootWatch:
-    """Finds out whether the path of a root still leads to the directory that was opened.
+    """Checks that the path of a root still leads to the directory that was opened.
 
-    Writers compare `due_s` with the clock before they return a receipt, and check when it has
-    come. The first write, and those of a root that has moved, check before they write anything
-    too, so that nothing more goes into a moved directory, and writes go on when it is back.
+    Before writers return a receipt they compare `due_s` with the clock, and check if it has
+    passed. The first write, and each write while the root is moved, check before they write too:
+    so no more blocks go into a moved directory, and writes succeed again when it is back.
 
     Attributes:
-        due_s: when the next check is due, by `time.monotonic`.
-        check_first: it was elsewhere at the last check, or there was none.
+        due_s: time of the next check, by `time.monotonic`.
+        check_first: there was no check yet, or the last one failed.
     """
 
     __slots__ = ("_fd", "_identity", "_path", "check_first", "due_s")
@@ -105,8 +105,8 @@ class RootWatch:
         """Compare the path with the directory.
 
         Raises:
-            RootMovedError: it leads elsewhere or nowhere; the store takes no writes.
-            StorageError: it cannot be looked up.
+            RootMovedError: it leads elsewhere or does not exist; the store refuses writes.
+            StorageError: it cannot be checked.
         """
         error = self.find(key)
         if error is not None:
@@ -209,7 +209,7 @@ def _check(fd: int, path: str, *, shared: bool, expected: int) -> None:
 
 
 def host_tag() -> str:
-    """Give eight characters that differ between machines, boots and process-id namespaces."""
+    """Return eight characters that differ between machines, boots and process-id namespaces."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         namespace = os.readlink("/proc/self/ns/pid")
@@ -219,15 +219,16 @@ def host_tag() -> str:
 
 
 def temp_prefix() -> str:
-    """Begin the names of this process's temporaries: where and who it is."""
+    """Return the prefix of this process's temporaries: its host and process number."""
     return f"{TEMP_MARK}{host_tag()}-{os.getpid()}-"
 
 
 def is_leftover(path: Path, *, older_than_s: float) -> bool:
-    """Tell whether a temporary's writer is dead: gone from this host, or long out of time.
+    """Return whether the writer of a temporary is dead.
 
-    A writer on another host (or before a reboot) cannot be asked, so only the time since the
-    temporary was last written counts there; and so it does where the process number was reused.
+    On this host it is dead if its process has ended. A writer on another host, or before a
+    reboot, is taken for dead if its temporary has not changed for *older_than_s* seconds; so is
+    one whose process number was reused.
     """
     fields = path.name.removeprefix(TEMP_MARK).split("-")
     if len(fields) != 3 or not fields[1].isdecimal():
@@ -251,17 +252,17 @@ def _alive(pid: int) -> bool:
 
 
 def read_calibration(path: str) -> str:
-    """Read the calibration file of a root, never through a link, a pipe or more than it can be.
+    """Return the text of a root's calibration file, if it is a regular file of limited size.
 
     Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: it is no small file of text.
+        OSError: it does not exist, or cannot be read.
+        ValueError: it is not a regular file, is too long, or is not text.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(os.path.join(path, CALIBRATION_NAME), flags)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a regular file")
         text = os.read(fd, _CALIBRATION_BYTES + 1)
     finally:
         os.close(fd)

@@ -1,6 +1,6 @@
-"""One block from bytes that come piece by piece: each is written when it has come.
+"""Write one block from a stream, piece by piece.
 
-The format puts a block's length and checksum behind its bytes, so neither has to be known before.
+The format has the length and checksum behind the payload, so they need not be known before.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _STALE = -errno.ESTALE
 def write(
     engine: Engine, key: str, source: Source, nbytes: int | None, at_least: int, if_exists: IfExists
 ) -> Receipt:
-    """Write one block, or raise why not; see `kvio.abc.Backend.write_stream`."""
-    concurrency = engine.tally.in_flight + 1
+    """Write one block, or raise its error; see `kvio.abc.Backend.write_stream`."""
+    concurrency = engine.counters.in_flight + 1
     mode, reason = engine.for_write(nbytes or at_least, concurrency)
     stream = _Stream(engine, key, source, nbytes)
     ops = engine.run(
@@ -51,10 +51,10 @@ def write(
 
 
 class _Stream:
-    """Stands in for ``kvio_write_batch`` with one operation.
+    """Does what ``kvio_write_batch`` does for one operation, from a stream.
 
     Attributes:
-        nbytes: how many bytes there are, or came so far.
+        nbytes: the length if it is known, else the number of bytes so far.
     """
 
     def __init__(self, engine: Engine, key: str, source: Source, nbytes: int | None) -> None:
@@ -69,7 +69,7 @@ class _Stream:
 
     def run(self, call: Any, ops: Any, _count: int) -> int:
         """Write and publish the block."""
-        if self._begun:  # it would be tried again, but what the source gave is gone
+        if self._begun:  # a retry, but bytes of the source are gone
             removed = self._status == _STALE
             doing = "publish in a directory that was removed meanwhile" if removed else "publish"
             raise storage_error(-self._status, doing, key=self._key, backend=self._engine.name)
@@ -91,7 +91,7 @@ class _Stream:
             lib.kvio_write_abort(call, op)  # drops a temporary that is still there
 
     def _write(self, call: Any, op: Any) -> int:
-        """Write what the source gives, and the trailer behind it; 0 or -errno."""
+        """Write the bytes of the source and the trailer; return 0 or -errno."""
         part = _native.new("kvio_part[1]")
         view = _native.from_buffer(self._buffer)
         crc = _native.new("uint32_t *")
@@ -102,7 +102,7 @@ class _Stream:
                 part[0].nbytes = got = self._next(op.offset)
                 end = op.offset + got
                 last = got < len(self._buffer) or end == self._length
-                op.nbytes = end if last else end + 1  # one more than there is: others follow
+                op.nbytes = end if last else end + 1  # one more, to say that others follow
                 status: int = lib.kvio_write_range(call, op, op.offset, got, crc)
                 reraise()
                 if status or last:
@@ -114,7 +114,7 @@ class _Stream:
         return status
 
     def _next(self, start: int) -> int:
-        """Fill the buffer from the source, as far as it goes; how many bytes came."""
+        """Fill the buffer from the source until it ends; return the number of bytes."""
         rest = len(self._buffer) if self._length is None else self._length - start
         room = self._buffer[:rest]
         got = 0
