@@ -19,7 +19,7 @@ import kvio
 from kvio import MiB
 from kvio.registry import load_backend
 from kvio.s3 import body, trailers
-from kvio.s3.conditions import ERRORS, Condition
+from kvio.s3.conditions import ERRORS, ErrorKind
 from tests.s3.faults import WRITES, Request, Response, fault_of
 from tests.s3.faulty import FaultyServer, Seen
 from tests.s3.libraries import open_s3, require
@@ -54,7 +54,7 @@ ASKED_AGAIN: Final = frozenset(
 )
 #: A part that failed may come to this as well: a write into an upload that has ended does not say
 #: why it did.
-ENDS_UNTOLD: Final = {"s3+torch": Condition.LOST}
+ENDS_UNTOLD: Final = {"s3+torch": ErrorKind.LOST}
 #: It says that an upload failed while its own request to give it up is still under way.
 GIVES_UP_LATER: Final = ("s3+torch",)
 #: Requests of which the smallest write consists.
@@ -62,19 +62,19 @@ REQUESTS_PER_WRITE: Final = {"s3+torch": 3}
 #: Its GET tells no length: a HEAD comes after each range, and before the end of an object.
 HEADS: Final = ("s3+s3dlio", "s3+torch")
 #: What a library's own words do not tell: it is taken for another condition.
-TELLS_LESS: Final[Mapping[tuple[str, str, str], Condition]] = {
+TELLS_LESS: Final[Mapping[tuple[str, str, str], ErrorKind]] = {
     # A list that cannot be parsed is a server's failure to botocore.
-    ("s3+boto3", "trunc", "list"): Condition.BUSY,
+    ("s3+boto3", "trunc", "list"): ErrorKind.BUSY,
     # HEAD has no body: it says less of a bucket that is missing, and more of an impossible range.
-    **{(name, "no-bucket", verb): Condition.MISSING for name in HEADS for verb in _BY_TRAILER},
-    **{(name, "e416", verb): Condition.RANGE for name in HEADS for verb in _BY_TRAILER},
-    **{("s3+s3dlio", "expired", verb): Condition.OTHER for verb in _BY_TRAILER},
+    **{(name, "no-bucket", verb): ErrorKind.MISSING for name in HEADS for verb in _BY_TRAILER},
+    **{(name, "e416", verb): ErrorKind.RANGE for name in HEADS for verb in _BY_TRAILER},
+    **{("s3+s3dlio", "expired", verb): ErrorKind.OTHER for verb in _BY_TRAILER},
     # It takes every 400 to a HEAD for 403.
-    **{("s3+torch", "expired", verb): Condition.DENIED for verb in ("delete", "read in parallel")},
+    **{("s3+torch", "expired", verb): ErrorKind.DENIED for verb in ("delete", "read in parallel")},
     # It takes no answer to a range that is not one, even where the whole was wanted.
-    ("s3+torch", "wrongrange", "read"): Condition.UNSUPPORTED,
+    ("s3+torch", "wrongrange", "read"): ErrorKind.UNSUPPORTED,
     # Its smallest write is an upload in parts.
-    ("s3+torch", "completeerror", "write"): Condition.BUSY,
+    ("s3+torch", "completeerror", "write"): ErrorKind.BUSY,
 }
 
 
@@ -89,7 +89,7 @@ def registered(library: str) -> None:
 
 def honoured(library: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out options that a library cannot honour: it has others to the same end."""
-    ignored = {one.option for one in load_backend(library).traits.ignores}  # type: ignore[attr-defined]
+    ignored = {one.option for one in load_backend(library).traits.unsupported_options}  # type: ignore[attr-defined]
     return {name: value for name, value in options.items() if name not in ignored}
 
 
@@ -230,11 +230,11 @@ def described(error: kvio.KvioError) -> str:
     return type(error).__name__ + (f" {errno.errorcode[number]}" if number else "")
 
 
-def error_of(condition: Condition | None) -> str:
+def error_of(kind: ErrorKind | None) -> str:
     """Name the error of a condition as the table of conditions says; None is no failure."""
-    if condition is None:
+    if kind is None:
         return "good"
-    return described(ERRORS[condition]("text", "key", "backend"))
+    return described(ERRORS[kind]("text", "key", "backend"))
 
 
 def unfinished(server: FaultyServer, library: str) -> list[str]:

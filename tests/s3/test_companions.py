@@ -17,33 +17,33 @@ from functools import partial
 
 import pytest
 
-from kvio.s3.companions import Companions
-from kvio.s3.conditions import Condition, Refused
+from kvio.s3.companions import DetachableThreads
+from kvio.s3.conditions import ErrorKind, RequestFailed
 from tests.s3.libraries import LIBRARIES, open_s3
 from tests.s3.servers import Endpoint
 
 LONG_S = 60.0
 
 
-def threads() -> set[threading.Thread]:
+def live_threads() -> set[threading.Thread]:
     """Give the threads there are now."""
     return set(threading.enumerate())
 
 
 @pytest.fixture
-def companions() -> Iterator[Companions]:
+def threads() -> Iterator[DetachableThreads]:
     """Companions that wait as long as it takes."""
-    made = Companions(LONG_S)
+    made = DetachableThreads(LONG_S)
     yield made
     made.close()
 
 
-def test_a_call_returns_what_it_returned_elsewhere(companions: Companions) -> None:
+def test_a_call_returns_what_it_returned_elsewhere(threads: DetachableThreads) -> None:
     """The result is the call's, and the call was made on another thread."""
-    assert companions.make(threading.get_ident) != threading.get_ident()
+    assert threads.run(threading.get_ident) != threading.get_ident()
 
 
-def test_an_error_is_raised_where_the_call_was_asked_for(companions: Companions) -> None:
+def test_an_error_is_raised_where_the_call_was_asked_for(threads: DetachableThreads) -> None:
     """The same error, also one that is no Exception; the next call is not touched by it."""
     for error in (KeyError("a"), SystemExit(3)):
 
@@ -51,46 +51,46 @@ def test_an_error_is_raised_where_the_call_was_asked_for(companions: Companions)
             raise error
 
         with pytest.raises(type(error)) as caught:
-            companions.make(fail)
+            threads.run(fail)
         assert caught.value is error
-    assert companions.make(lambda: 7) == 7
+    assert threads.run(lambda: 7) == 7
 
 
-def test_calls_one_after_the_other_share_a_thread(companions: Companions) -> None:
+def test_calls_one_after_the_other_share_a_thread(threads: DetachableThreads) -> None:
     """No thread is begun while one is idle."""
-    assert len({companions.make(threading.get_ident) for _ in range(50)}) == 1
+    assert len({threads.run(threading.get_ident) for _ in range(50)}) == 1
 
 
-def test_callers_do_not_wait_for_each_other(companions: Companions) -> None:
+def test_callers_do_not_wait_for_each_other(threads: DetachableThreads) -> None:
     """Calls of eight threads are under way at once."""
     together = threading.Barrier(8, timeout=LONG_S)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: companions.make(together.wait), range(8)))
+        list(pool.map(lambda _: threads.run(together.wait), range(8)))
 
 
-def test_answers_are_never_mixed_up(companions: Companions) -> None:
+def test_answers_are_never_mixed_up(threads: DetachableThreads) -> None:
     """Of many calls by many threads each caller gets its own answer."""
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda n: companions.make(lambda: n), range(2000)))
+        answers = list(pool.map(lambda n: threads.run(lambda: n), range(2000)))
     assert answers == list(range(2000))
 
 
 def test_a_call_that_does_not_end_in_time_is_given_up_with_its_thread() -> None:
     """The caller hears so, another thread makes the next call, and the first ends with its own."""
-    companions, end, idents = Companions(0.05), threading.Event(), []
-    before = threads()
+    threads, end, idents = DetachableThreads(0.05), threading.Event(), []
+    before = live_threads()
 
     def hang() -> None:
         idents.append(threading.get_ident())
         end.wait(LONG_S)
 
-    with pytest.raises(Refused) as caught:
-        companions.make(hang)
-    assert caught.value.condition is Condition.TIMEOUT
-    (stuck,) = threads() - before
-    companions._timeout_s = LONG_S
-    assert companions.make(lambda: threading.get_ident() not in idents)
-    companions.close()
+    with pytest.raises(RequestFailed) as caught:
+        threads.run(hang)
+    assert caught.value.kind is ErrorKind.TIMEOUT
+    (stuck,) = live_threads() - before
+    threads._timeout_s = LONG_S
+    assert threads.run(lambda: threading.get_ident() not in idents)
+    threads.close()
     end.set()
     stuck.join(LONG_S)
     assert not stuck.is_alive()
@@ -98,8 +98,8 @@ def test_a_call_that_does_not_end_in_time_is_given_up_with_its_thread() -> None:
 
 def test_closing_ends_the_threads() -> None:
     """Idle ones at once, one in a call after it."""
-    companions, begun, end = Companions(LONG_S), threading.Event(), threading.Event()
-    before = threads()
+    threads, begun, end = DetachableThreads(LONG_S), threading.Event(), threading.Event()
+    before = live_threads()
 
     def slow() -> int:
         begun.set()
@@ -107,18 +107,18 @@ def test_closing_ends_the_threads() -> None:
         return 5
 
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(companions.make, slow)
+        answer = pool.submit(threads.run, slow)
         begun.wait(LONG_S)
-        companions.make(int)
-        companions.close()
+        threads.run(int)
+        threads.close()
         end.set()
         assert answer.result(LONG_S) == 5
-    for thread in threads() - before:
+    for thread in live_threads() - before:
         thread.join(LONG_S)
         assert not thread.is_alive()
 
 
-def test_nothing_of_a_call_is_kept(companions: Companions) -> None:
+def test_nothing_of_a_call_is_kept(threads: DetachableThreads) -> None:
     """Neither the call nor its result nor its error, which hold the caller's memory."""
 
     class Thing:
@@ -135,17 +135,17 @@ def test_nothing_of_a_call_is_kept(companions: Companions) -> None:
         thing = Thing()
         kept.append(weakref.ref(thing))
         with suppress(ValueError):
-            companions.make(partial(make, thing))
+            threads.run(partial(make, thing))
         del thing
-        companions.make(int)  # the thread is behind that call by now
+        threads.run(int)  # the thread is behind that call by now
     gc.collect()
     assert [ref() for ref in kept] == [None, None]
 
 
 def test_a_waiting_caller_hears_ctrl_c() -> None:
     """An interrupt ends the wait, and the call's thread is left to itself."""
-    companions, end = Companions(LONG_S), threading.Event()
-    before = threads()
+    threads, end = DetachableThreads(LONG_S), threading.Event()
+    before = live_threads()
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
@@ -154,11 +154,11 @@ def test_a_waiting_caller_hears_ctrl_c() -> None:
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            companions.make(interrupt)
+            threads.run(interrupt)
     finally:
         signal.signal(signal.SIGINT, previous)
         end.set()
-    for thread in threads() - before:
+    for thread in live_threads() - before:
         thread.join(LONG_S)
         assert not thread.is_alive()
 
@@ -168,7 +168,7 @@ def test_without_a_limit_calls_are_made_where_they_are(
     library: str, s3_endpoint: Endpoint, s3_bucket: str
 ) -> None:
     """``request_timeout_s=inf`` is honoured by every library, and takes no thread of kvio's."""
-    before = threads()
+    before = live_threads()
     options = {"request_timeout_s": math.inf}
     with open_s3(library, s3_endpoint, s3_bucket, options=options) as store:
         store.write_block("a/b", b"0123456789")
@@ -176,7 +176,7 @@ def test_without_a_limit_calls_are_made_where_they_are(
         assert bytes(store.read_block("a/b")) == b"0123456789"
         assert store.read_block_into("a/b", out, offset=3, nbytes=4) == 4
         assert (bytes(out), list(store.list_keys())) == (b"3456", ["a/b"])
-        names = {thread.name for thread in threads() - before}
+        names = {thread.name for thread in live_threads() - before}
     assert "kvio-io" not in names
 
 
@@ -184,8 +184,8 @@ def test_a_program_ends_after_the_calls_that_it_gave_up() -> None:
     """Native code must not come back while Python is taken down: the end waits for it, a little."""
     program = """
 import sys, threading
-from kvio.s3.companions import Companions
-from kvio.s3.conditions import Refused
+from kvio.s3.companions import DetachableThreads
+from kvio.s3.conditions import RequestFailed
 
 printed = threading.Event()
 
@@ -195,8 +195,8 @@ def slow():
     print("back", flush=True)
 
 try:
-    Companions(0.01).make(slow)
-except Refused:
+    DetachableThreads(0.01).run(slow)
+except RequestFailed:
     print("given up", flush=True)
     printed.set()
 """

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 import kvio
-from kvio.s3.conditions import ERRORS, PASSING, UNDECIDED, Condition
+from kvio.s3.conditions import AMBIGUOUS, ERRORS, RETRYABLE, ErrorKind
 from tests.s3.failing import (
     BRISK,
     ONE_REQUEST,
@@ -30,59 +30,59 @@ from tests.s3.faults import WORDS
 from tests.s3.faulty import FaultyServer
 from tests.s3.libraries import LIBRARIES
 
-Outcomes = Mapping[str, Condition | None]
+Outcomes = Mapping[str, ErrorKind | None]
 _GOOD: Final[Outcomes] = dict.fromkeys(VERBS)
 _BY_TRAILER: Final = dict.fromkeys(("read a range", "stat"))
 _FETCHING: Final = (*READING, "list", "write in parts")  # the last looks at what it wrote
 _SENDING: Final = ("write", "write in parts")
 
 
-def _all(condition: Condition) -> Outcomes:
-    return dict.fromkeys(VERBS, condition)
+def _all(kind: ErrorKind) -> Outcomes:
+    return dict.fromkeys(VERBS, kind)
 
 
-def _some(condition: Condition, *verbs: str) -> Outcomes:
-    return {**_GOOD, **dict.fromkeys(verbs, condition)}
+def _some(kind: ErrorKind, *verbs: str) -> Outcomes:
+    return {**_GOOD, **dict.fromkeys(verbs, kind)}
 
 
 #: An answer to HEAD has no body, and only that says which 400 or 404 it is.
 _HEADLESS: Final = ("delete", "read in parallel")
 _CORRUPT: Final = {
-    **_some(Condition.CORRUPT, *READING),
-    "write in parts": Condition.MANGLED,  # the look at what was written
+    **_some(ErrorKind.CORRUPT, *READING),
+    "write in parts": ErrorKind.MANGLED,  # the look at what was written
 }
 #: What every verb comes to, by the word that is in the key.
 TABLE: Final[Mapping[str, Outcomes]] = {
-    "e500": _all(Condition.BUSY),
-    "e503": _all(Condition.BUSY),
-    "e403": _all(Condition.DENIED),
-    "badsig": _all(Condition.DENIED),
-    "expired": {**_all(Condition.DENIED), **dict.fromkeys(_HEADLESS, Condition.OTHER)},
-    "e412": _all(Condition.EXISTS),
+    "e500": _all(ErrorKind.BUSY),
+    "e503": _all(ErrorKind.BUSY),
+    "e403": _all(ErrorKind.DENIED),
+    "badsig": _all(ErrorKind.DENIED),
+    "expired": {**_all(ErrorKind.DENIED), **dict.fromkeys(_HEADLESS, ErrorKind.OTHER)},
+    "e412": _all(ErrorKind.EXISTS),
     # The end of an object that has no such range is the end of an empty one.
-    "e416": {**_all(Condition.RANGE), **dict.fromkeys(_BY_TRAILER, Condition.CORRUPT)},
-    "no-bucket": {**_all(Condition.NO_BUCKET), **dict.fromkeys(_HEADLESS, Condition.MISSING)},
-    "redirect": _all(Condition.ELSEWHERE),
-    "reset": _all(Condition.LOST),
-    "hang": _all(Condition.TIMEOUT),
-    "hangbody": _some(Condition.TIMEOUT, *_FETCHING),
-    "stall": _some(Condition.TIMEOUT, *_FETCHING),
-    "slowdrip": _some(Condition.TIMEOUT, *READING, "write in parts"),
-    "resetmid": _some(Condition.LOST, *_FETCHING),
-    "trunc": _some(Condition.LOST, *_FETCHING),
+    "e416": {**_all(ErrorKind.RANGE), **dict.fromkeys(_BY_TRAILER, ErrorKind.CORRUPT)},
+    "no-bucket": {**_all(ErrorKind.NO_BUCKET), **dict.fromkeys(_HEADLESS, ErrorKind.MISSING)},
+    "redirect": _all(ErrorKind.ELSEWHERE),
+    "reset": _all(ErrorKind.LOST),
+    "hang": _all(ErrorKind.TIMEOUT),
+    "hangbody": _some(ErrorKind.TIMEOUT, *_FETCHING),
+    "stall": _some(ErrorKind.TIMEOUT, *_FETCHING),
+    "slowdrip": _some(ErrorKind.TIMEOUT, *READING, "write in parts"),
+    "resetmid": _some(ErrorKind.LOST, *_FETCHING),
+    "trunc": _some(ErrorKind.LOST, *_FETCHING),
     "flip": _CORRUPT,
     "badcrc": _CORRUPT,
-    "shortlen": {**_CORRUPT, "read in parallel": Condition.LOST},
+    "shortlen": {**_CORRUPT, "read in parallel": ErrorKind.LOST},
     "wrongrange": _some(
-        Condition.UNSUPPORTED, "read a range", "read in parallel", "stat", "write in parts"
+        ErrorKind.UNSUPPORTED, "read a range", "read in parallel", "stat", "write in parts"
     ),
-    "completeerror": _some(Condition.BUSY, "write in parts"),
-    "lostpart": _some(Condition.MANGLED, "write in parts"),
+    "completeerror": _some(ErrorKind.BUSY, "write in parts"),
+    "lostpart": _some(ErrorKind.MANGLED, "write in parts"),
     # Of one request that is answered with a lie nothing tells.
-    "lieput": _some(Condition.MANGLED, "write in parts"),
+    "lieput": _some(ErrorKind.MANGLED, "write in parts"),
     "ignores-conditions": _GOOD,
-    "deaf": _some(Condition.TIMEOUT, *_SENDING),
-    "resetsend": _some(Condition.LOST, *_SENDING),
+    "deaf": _some(ErrorKind.TIMEOUT, *_SENDING),
+    "resetsend": _some(ErrorKind.LOST, *_SENDING),
     "slowtake": _GOOD,
 }
 #: These refuse the first request alone.
@@ -94,17 +94,17 @@ def expected(library: str, word: str, verbs: Mapping[str, object] = VERBS) -> di
     """Say what each verb must come to."""
     found = {verb: TELLS_LESS.get((library, word, verb), TABLE[word][verb]) for verb in verbs}
     # To delete what is not there is no failure, and gives False.
-    told = {verb: error_of(condition) for verb, condition in found.items()}
+    told = {verb: error_of(kind) for verb, kind in found.items()}
     return told | ({"delete": "bad"} if word == "no-bucket" else {})
 
 
 def test_every_condition_has_one_error_of_ours() -> None:
     """The table of conditions is complete, and what is tried again is known to pass."""
-    assert set(ERRORS) == set(Condition)
-    made = {condition: make("text", "key", "s3+x") for condition, make in ERRORS.items()}
+    assert set(ERRORS) == set(ErrorKind)
+    made = {kind: make("text", "key", "s3+x") for kind, make in ERRORS.items()}
     assert all(isinstance(error, kvio.KvioError) for error in made.values())
-    assert {type(made[condition]) for condition in PASSING} == {kvio.TransientStorageError}
-    assert PASSING | {Condition.TIMEOUT} >= UNDECIDED
+    assert {type(made[kind]) for kind in RETRYABLE} == {kvio.TransientStorageError}
+    assert RETRYABLE | {ErrorKind.TIMEOUT} >= AMBIGUOUS
     storage = [error for error in made.values() if isinstance(error, kvio.StorageError)]
     assert len({(type(error), error.errno) for error in storage}) == len(storage)
     assert all((error.key, error.backend) == ("key", "s3+x") for error in storage)
@@ -176,12 +176,12 @@ def test_what_fails_once_passes_when_asked_again(library: str, word: str) -> Non
 
             assert attempt(store, word, verb) == "good"
 
-            refused = [
+            failed = [
                 seen
                 for seen in server.requests[asked:]
                 if (seen.status or 0) >= 500 and seen.operation != "AbortMultipartUpload"
             ]
-            assert len(refused) == (retries_made(store) - before) * each > 0
+            assert len(failed) == (retries_made(store) - before) * each > 0
 
 
 @pytest.mark.parametrize("word", ["e500", "e503", "reset"])

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 import kvio
-from kvio.s3.conditions import Condition
+from kvio.s3.conditions import ErrorKind
 from tests.s3.failing import (
     BUCKET,
     ENDS_UNTOLD,
@@ -30,19 +30,19 @@ from tests.s3.libraries import LIBRARIES
 
 #: One step of an upload in parts fails: what the write comes to.
 STEPS: Final = {
-    "create-e403": Condition.DENIED,
-    "part-e500": Condition.BUSY,
-    "part-e403": Condition.DENIED,
-    "part-reset": Condition.LOST,
-    "part-resetsend": Condition.LOST,
-    "complete-e500": Condition.BUSY,
-    "complete-e403": Condition.DENIED,
-    "complete-reset": Condition.LOST,
-    "completeerror": Condition.BUSY,
-    "lostpart": Condition.MANGLED,
+    "create-e403": ErrorKind.DENIED,
+    "part-e500": ErrorKind.BUSY,
+    "part-e403": ErrorKind.DENIED,
+    "part-reset": ErrorKind.LOST,
+    "part-resetsend": ErrorKind.LOST,
+    "complete-e500": ErrorKind.BUSY,
+    "complete-e403": ErrorKind.DENIED,
+    "complete-reset": ErrorKind.LOST,
+    "completeerror": ErrorKind.BUSY,
+    "lostpart": ErrorKind.MANGLED,
 }
 #: These show nothing of what may have been stored before.
-_LOOKS_AFTER: Final = {"get-e403": Condition.DENIED, "get-trunc": Condition.LOST}
+_LOOKS_AFTER: Final = {"get-e403": ErrorKind.DENIED, "get-trunc": ErrorKind.LOST}
 
 
 @pytest.mark.parametrize("durability", ["visible", "durable"])
@@ -180,7 +180,7 @@ def test_a_failed_deletion_is_an_error(library: str, word: str, faulty: FaultySe
     """A block that could not be deleted is not said to be gone."""
     key = f"{word}/delete/block"
     place(faulty, key, SMALL)
-    conditions = {"e500": Condition.BUSY, "e403": Condition.DENIED}
+    conditions = {"e500": ErrorKind.BUSY, "e403": ErrorKind.DENIED}
     with open_faulty(library, faulty) as store:
         assert attempt(store, word, "delete") == error_of(conditions[word.rpartition("-")[2]])
 

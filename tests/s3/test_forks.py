@@ -81,7 +81,7 @@ def test_a_client_shared_by_a_fork_mixes_up_answers(
     objects = _naive(library, s3_endpoint, s3_bucket)
     for block in range(BLOCKS):
         data = memoryview(_data(block))
-        objects.put(f"naive/{block}", [data], crc32c=None, only_new=False, run_all=_in_turn)
+        objects.put(f"naive/{block}", [data], crc32c=None, if_none_match=False, run_all=_in_turn)
 
     def read(block: int) -> bytes:
         out = bytearray(NBYTES)

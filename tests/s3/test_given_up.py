@@ -10,7 +10,7 @@ import pytest
 import kvio
 from kvio import MiB
 from kvio.s3 import companions
-from kvio.s3.conditions import Refused
+from kvio.s3.conditions import RequestFailed
 from kvio.s3.options import S3Options
 from kvio.types import Cancellation
 from kvio.url import Secret
@@ -31,7 +31,7 @@ def given_up(store: kvio.Store, timeout: float | None) -> list[threading.Thread]
     with pytest.raises(kvio.StorageTimeoutError):
         store.write_block(KEY, memory, if_exists="replace", timeout=timeout)
     memory[:] = b"\xff" * len(memory)
-    return [*store._calls.executor._quarantined, *companions._left_behind]
+    return [*store._calls.executor._quarantined, *companions._abandoned]
 
 
 @pytest.mark.parametrize("layout", ["block", "plain"])
@@ -89,8 +89,10 @@ def test_a_call_that_was_left_behind_publishes_nothing(faulty: FaultyServer) -> 
     )
     objects = s3_torch.TorchObjects(options)
     parts: Any = [memoryview(bytes(PART_BYTES)), GivenUpMeanwhile(cancel)]
-    with pytest.raises(Refused, match="waits no more"):
-        objects.put("k", parts, crc32c=None, only_new=False, run_all=lambda _: [], cancel=cancel)
+    with pytest.raises(RequestFailed, match="was cancelled"):
+        objects.put(
+            "k", parts, crc32c=None, if_none_match=False, run_all=lambda _: [], cancel=cancel
+        )
 
     assert faulty.get("bucket", "k") is None
 
@@ -98,8 +100,8 @@ def test_a_call_that_was_left_behind_publishes_nothing(faulty: FaultyServer) -> 
 def test_who_is_left_behind_is_told_before_its_caller_goes_on() -> None:
     """By then nothing that it takes from the caller's memory counts."""
     gate, cancel = threading.Event(), Cancellation()
-    with pytest.raises(Refused):
-        companions.Companions(0.01).make(lambda: gate.wait(60), cancel)
+    with pytest.raises(RequestFailed):
+        companions.DetachableThreads(0.01).run(lambda: gate.wait(60), cancel)
     told = cancel.requested
     gate.set()
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import kvio
-from kvio.s3.conditions import ERRORS, Condition
+from kvio.s3.conditions import ERRORS, ErrorKind
 from tests.s3.faulty import FaultyServer
 from tests.s3.libraries import open_s3, require
 from tests.s3.servers import Endpoint
@@ -31,44 +31,44 @@ from kvio.backends import s3_s3dlio  # noqa: E402  # its library may be missing
 
 #: Verb, key, and what the failure means.
 FAILURES = [
-    ("read", "none/block", Condition.MISSING),
-    ("read", "get-e500/block", Condition.BUSY),
-    ("read", "get-e503/block", Condition.BUSY),
-    ("read", "get-e403/block", Condition.DENIED),
-    ("read", "get-expired/block", Condition.DENIED),
-    ("read", "get-badsig/block", Condition.DENIED),
-    ("read", "get-e416/block", Condition.RANGE),
-    ("read", "get-no-bucket/block", Condition.NO_BUCKET),
-    ("read", "get-redirect/block", Condition.ELSEWHERE),
-    ("read", "get-reset/block", Condition.LOST),
-    ("read", "get-resetmid/block", Condition.LOST),
-    ("read", "get-trunc/block", Condition.LOST),
-    ("read", "get-hang/block", Condition.TIMEOUT),
-    ("read", "get-stall/block", Condition.TIMEOUT),
-    ("write", "put-e500/block", Condition.BUSY),
-    ("write", "put-e503/block", Condition.BUSY),
-    ("write", "put-e403/block", Condition.DENIED),
-    ("write", "put-expired/block", Condition.DENIED),
-    ("write", "put-no-bucket/block", Condition.NO_BUCKET),
-    ("write", "put-redirect/block", Condition.ELSEWHERE),
-    ("write", "put-reset/block", Condition.LOST),
-    ("write", "put-hang/block", Condition.TIMEOUT),
-    ("write", "put-e412/block", Condition.EXISTS),
-    ("write large", "create-e503/block", Condition.BUSY),
-    ("write large", "part-e503/block", Condition.BUSY),
-    ("write large", "part-e403/block", Condition.DENIED),
-    ("write large", "part-reset/block", Condition.LOST),
-    ("write large", "complete-e503/block", Condition.BUSY),
-    ("write large", "completeerror/block", Condition.BUSY),
-    ("write large", "lostpart/block", Condition.MANGLED),
-    ("look", "none/block", Condition.MISSING),
-    ("look", "head-e500/block", Condition.BUSY),
-    ("look", "head-e403/block", Condition.DENIED),
-    ("look", "head-redirect/block", Condition.ELSEWHERE),
-    ("delete", "delete-e500/block", Condition.BUSY),
-    ("delete", "delete-e403/block", Condition.DENIED),
-    ("list", "list-e403/", Condition.DENIED),
-    ("list", "list-e503/", Condition.BUSY),
+    ("read", "none/block", ErrorKind.MISSING),
+    ("read", "get-e500/block", ErrorKind.BUSY),
+    ("read", "get-e503/block", ErrorKind.BUSY),
+    ("read", "get-e403/block", ErrorKind.DENIED),
+    ("read", "get-expired/block", ErrorKind.DENIED),
+    ("read", "get-badsig/block", ErrorKind.DENIED),
+    ("read", "get-e416/block", ErrorKind.RANGE),
+    ("read", "get-no-bucket/block", ErrorKind.NO_BUCKET),
+    ("read", "get-redirect/block", ErrorKind.ELSEWHERE),
+    ("read", "get-reset/block", ErrorKind.LOST),
+    ("read", "get-resetmid/block", ErrorKind.LOST),
+    ("read", "get-trunc/block", ErrorKind.LOST),
+    ("read", "get-hang/block", ErrorKind.TIMEOUT),
+    ("read", "get-stall/block", ErrorKind.TIMEOUT),
+    ("write", "put-e500/block", ErrorKind.BUSY),
+    ("write", "put-e503/block", ErrorKind.BUSY),
+    ("write", "put-e403/block", ErrorKind.DENIED),
+    ("write", "put-expired/block", ErrorKind.DENIED),
+    ("write", "put-no-bucket/block", ErrorKind.NO_BUCKET),
+    ("write", "put-redirect/block", ErrorKind.ELSEWHERE),
+    ("write", "put-reset/block", ErrorKind.LOST),
+    ("write", "put-hang/block", ErrorKind.TIMEOUT),
+    ("write", "put-e412/block", ErrorKind.EXISTS),
+    ("write large", "create-e503/block", ErrorKind.BUSY),
+    ("write large", "part-e503/block", ErrorKind.BUSY),
+    ("write large", "part-e403/block", ErrorKind.DENIED),
+    ("write large", "part-reset/block", ErrorKind.LOST),
+    ("write large", "complete-e503/block", ErrorKind.BUSY),
+    ("write large", "completeerror/block", ErrorKind.BUSY),
+    ("write large", "lostpart/block", ErrorKind.MANGLED),
+    ("look", "none/block", ErrorKind.MISSING),
+    ("look", "head-e500/block", ErrorKind.BUSY),
+    ("look", "head-e403/block", ErrorKind.DENIED),
+    ("look", "head-redirect/block", ErrorKind.ELSEWHERE),
+    ("delete", "delete-e500/block", ErrorKind.BUSY),
+    ("delete", "delete-e403/block", ErrorKind.DENIED),
+    ("list", "list-e403/", ErrorKind.DENIED),
+    ("list", "list-e503/", ErrorKind.BUSY),
 ]
 
 ASKING = """
@@ -137,27 +137,27 @@ def ask(
 def asked() -> Iterator[tuple[FaultyServer, dict[tuple[str, str], Any]]]:
     """Give the server, and what became of every call in FAILURES."""
     with FaultyServer() as server:
-        for verb, key, condition in FAILURES:
-            if condition is not Condition.MISSING and not verb.startswith("write"):
+        for verb, key, kind in FAILURES:
+            if kind is not ErrorKind.MISSING and not verb.startswith("write"):
                 server.put("bucket", f"p/{key}", BODY)
         calls = [(verb, key) for verb, key, _ in FAILURES]
         yield server, dict(zip(calls, ask(server, calls), strict=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("verb", "key", "condition"), FAILURES)
+@pytest.mark.parametrize(("verb", "key", "kind"), FAILURES)
 def test_failures(
     asked: tuple[FaultyServer, dict[tuple[str, str], Any]],
     verb: str,
     key: str,
-    condition: Condition,
+    kind: ErrorKind,
 ) -> None:
     """A call that fails raises the one error of its condition, and says so."""
     name, number, text, _ = asked[1][verb, key]
-    expected = ERRORS[condition]("", "key", "")
+    expected = ERRORS[kind]("", "key", "")
 
     assert (name, number) == (type(expected).__name__, getattr(expected, "errno", None)), text
-    assert condition.value in text
+    assert kind.value in text
     assert "anything" not in text
 
 
@@ -167,7 +167,7 @@ def test_failed_writes_leave_nothing(
 ) -> None:
     """What was not written is not there, nor are its parts."""
     server, _ = asked
-    for verb, key, _condition in FAILURES:
+    for verb, key, _kind in FAILURES:
         if verb.startswith("write"):
             assert server.get("bucket", f"p/{key}") is None, key
     assert server.uploads("bucket") == []
@@ -253,7 +253,7 @@ def test_no_credentials(faulty: FaultyServer) -> None:
     )
     done = run_alone(script, faulty.url)
 
-    assert Condition.NO_CREDENTIALS.value in done.stdout, done.stderr
+    assert ErrorKind.NO_CREDENTIALS.value in done.stdout, done.stderr
     assert faulty.requests == []
 
 
@@ -317,7 +317,7 @@ def test_tls_with_a_given_authority(
     assert answers[0] == "True\n"
     for refused in answers[1:]:
         assert refused.startswith("ConfigError")
-        assert Condition.TLS.value in refused
+        assert ErrorKind.TLS.value in refused
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_server_that_is_not_there(url: str) -> None:
     done = run_alone(OPENING, "s3+s3dlio://bucket/p", stdin=json.dumps(options))
 
     assert done.stdout.startswith("TransientStorageError"), done.stdout
-    assert Condition.UNREACHABLE.value in done.stdout
+    assert ErrorKind.UNREACHABLE.value in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_keys_cannot_be_taken_for_failures() -> None:
         "GET range for s3://NoSuchBucket/AccessDenied/416 failed: service error: NoSuchKey "
         "(said to be InternalError) — object key does not exist"
     )
-    assert s3_s3dlio.refused_of(text).condition is Condition.MISSING
+    assert s3_s3dlio.parse_error(text).kind is ErrorKind.MISSING
 
 
 def test_listing_ends_where_the_prefix_does(s3_endpoint: Endpoint, s3_bucket: str) -> None:

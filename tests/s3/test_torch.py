@@ -15,7 +15,7 @@ import pytest
 
 import kvio
 from kvio import MiB
-from kvio.s3.conditions import ERRORS, Condition
+from kvio.s3.conditions import ERRORS, ErrorKind
 from kvio.s3.options import S3Options
 from kvio.url import Secret
 from tests.s3.failing import unfinished
@@ -32,36 +32,36 @@ require(LIBRARY)
 from kvio.backends import s3_torch  # noqa: E402  # its library may be missing
 
 READS = [
-    ("none", Condition.MISSING),
-    ("e500", Condition.BUSY),
-    ("e503", Condition.BUSY),
-    ("e403", Condition.DENIED),
-    ("expired", Condition.DENIED),
-    ("badsig", Condition.DENIED),
-    ("e416", Condition.RANGE),
-    ("no-bucket", Condition.NO_BUCKET),
-    ("redirect", Condition.ELSEWHERE),
-    ("reset", Condition.LOST),
-    ("resetmid", Condition.LOST),
-    ("trunc", Condition.LOST),
-    ("hang", Condition.TIMEOUT),
-    ("stall", Condition.TIMEOUT),
-    ("slowdrip", Condition.TIMEOUT),
+    ("none", ErrorKind.MISSING),
+    ("e500", ErrorKind.BUSY),
+    ("e503", ErrorKind.BUSY),
+    ("e403", ErrorKind.DENIED),
+    ("expired", ErrorKind.DENIED),
+    ("badsig", ErrorKind.DENIED),
+    ("e416", ErrorKind.RANGE),
+    ("no-bucket", ErrorKind.NO_BUCKET),
+    ("redirect", ErrorKind.ELSEWHERE),
+    ("reset", ErrorKind.LOST),
+    ("resetmid", ErrorKind.LOST),
+    ("trunc", ErrorKind.LOST),
+    ("hang", ErrorKind.TIMEOUT),
+    ("stall", ErrorKind.TIMEOUT),
+    ("slowdrip", ErrorKind.TIMEOUT),
 ]
 WRITES = [
-    ("create-e500", Condition.BUSY),
-    ("create-e503", Condition.BUSY),
-    ("create-e403", Condition.DENIED),
-    ("create-expired", Condition.DENIED),
-    ("create-no-bucket", Condition.NO_BUCKET),
-    ("create-redirect", Condition.ELSEWHERE),
-    ("create-reset", Condition.LOST),
-    ("create-hang", Condition.TIMEOUT),
-    ("part-e503", Condition.BUSY),
-    ("part-e403", Condition.DENIED),
-    ("part-reset", Condition.LOST),
-    ("complete-e503", Condition.BUSY),
-    ("completeerror", Condition.BUSY),
+    ("create-e500", ErrorKind.BUSY),
+    ("create-e503", ErrorKind.BUSY),
+    ("create-e403", ErrorKind.DENIED),
+    ("create-expired", ErrorKind.DENIED),
+    ("create-no-bucket", ErrorKind.NO_BUCKET),
+    ("create-redirect", ErrorKind.ELSEWHERE),
+    ("create-reset", ErrorKind.LOST),
+    ("create-hang", ErrorKind.TIMEOUT),
+    ("part-e503", ErrorKind.BUSY),
+    ("part-e403", ErrorKind.DENIED),
+    ("part-reset", ErrorKind.LOST),
+    ("complete-e503", ErrorKind.BUSY),
+    ("completeerror", ErrorKind.BUSY),
 ]
 
 
@@ -85,49 +85,49 @@ def open_faulty(
     )
 
 
-def same_as(condition: Condition, error: BaseException) -> bool:
-    expected = ERRORS[condition]("", "key", "")
+def same_as(kind: ErrorKind, error: BaseException) -> bool:
+    expected = ERRORS[kind]("", "key", "")
     return type(error) is type(expected) and getattr(error, "errno", None) == getattr(
         expected, "errno", None
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("word", "condition"), READS)
-def test_failed_reads(server: FaultyServer, word: str, condition: Condition) -> None:
+@pytest.mark.parametrize(("word", "kind"), READS)
+def test_failed_reads(server: FaultyServer, word: str, kind: ErrorKind) -> None:
     """A read that fails raises the one error of its condition, and names it."""
     if word != "none":
         server.put("bucket", f"p/get-{word}/block", BODY)
     with open_faulty(server) as store, pytest.raises(kvio.KvioError) as caught:
         store.read_block_into(f"get-{word}/block", bytearray(2000))
 
-    assert same_as(condition, caught.value), repr(caught.value)
-    assert condition.value in str(caught.value)
+    assert same_as(kind, caught.value), repr(caught.value)
+    assert kind.value in str(caught.value)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("word", "condition"), WRITES)
-def test_failed_writes(server: FaultyServer, word: str, condition: Condition) -> None:
+@pytest.mark.parametrize(("word", "kind"), WRITES)
+def test_failed_writes(server: FaultyServer, word: str, kind: ErrorKind) -> None:
     """A write that fails raises the one error of its condition, and leaves nothing to see."""
     with open_faulty(server) as store, pytest.raises(kvio.KvioError) as caught:
         store.write_block(f"{word}/block", BODY, if_exists="replace")
 
-    assert same_as(condition, caught.value), repr(caught.value)
+    assert same_as(kind, caught.value), repr(caught.value)
     assert server.get("bucket", f"p/{word}/block") is None
     server.release()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("word", "condition"),
-    [("head-e503", Condition.BUSY), ("head-e403", Condition.DENIED), ("none", Condition.MISSING)],
+    ("word", "kind"),
+    [("head-e503", ErrorKind.BUSY), ("head-e403", ErrorKind.DENIED), ("none", ErrorKind.MISSING)],
 )
-def test_failed_looks(server: FaultyServer, word: str, condition: Condition) -> None:
+def test_failed_looks(server: FaultyServer, word: str, kind: ErrorKind) -> None:
     """A HEAD, whose answer has no body, raises the same errors as a GET."""
     with open_faulty(server) as store, pytest.raises(kvio.KvioError) as caught:
         store.stat_block(f"{word}/block")
 
-    assert same_as(condition, caught.value), repr(caught.value)
+    assert same_as(kind, caught.value), repr(caught.value)
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_a_server_that_is_down() -> None:
     """A refused connection is no timeout."""
     with FaultyServer() as gone:
         pass
-    with pytest.raises(kvio.TransientStorageError, match=Condition.UNREACHABLE.value):
+    with pytest.raises(kvio.TransientStorageError, match=ErrorKind.UNREACHABLE.value):
         open_faulty(gone)
 
 
@@ -154,8 +154,8 @@ def test_nothing_is_visible_before_an_upload_is_closed(server: FaultyServer) -> 
     sent = [memoryview(bytes(5 * MiB)), Interrupting()]
 
     with pytest.raises(KeyboardInterrupt):
-        objects.put("cut", sent, crc32c=None, only_new=False, run_all=lambda _: [])  # type: ignore[arg-type]
-    objects.put("whole", sent[:1], crc32c=None, only_new=False, run_all=lambda _: [])  # type: ignore[arg-type]
+        objects.put("cut", sent, crc32c=None, if_none_match=False, run_all=lambda _: [])  # type: ignore[arg-type]
+    objects.put("whole", sent[:1], crc32c=None, if_none_match=False, run_all=lambda _: [])  # type: ignore[arg-type]
 
     assert server.get("bucket", "cut") is None
     assert server.get("bucket", "whole") == bytes(5 * MiB)
@@ -322,7 +322,7 @@ def test_what_an_untrusted_certificate_is_called() -> None:
         "Client error: Unknown CRT error: CRT error 1029: aws-c-io: "
         "AWS_IO_TLS_ERROR_NEGOTIATION_FAILURE, TLS (SSL) negotiation failed"
     )
-    assert s3_torch.refused_of(text).condition is Condition.TLS
+    assert s3_torch.parse_error(text).kind is ErrorKind.TLS
 
 
 @pytest.mark.slow

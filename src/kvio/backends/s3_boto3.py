@@ -1,8 +1,8 @@
-"""S3 through boto3: every option, and the most processor time of the five libraries.
+"""Store blocks in S3 with boto3: every option, but the most CPU time of the five libraries.
 
-Requests are plain PUT and GET of one client: the CRT transfers of boto3 go to AWS whatever the
-endpoint says (boto/boto3#4839), and the threads are the store's own. Nothing is hashed twice: the
-CRC32C that kvio has computed anyway is sent for the server to check.
+Requests are plain PUT and GET of one client, on the store's threads. The CRT transfers of boto3 are
+not used: they go to AWS whatever the endpoint is (boto/boto3#4839). The CRC32C that kvio computes
+anyway is sent for the server to verify, so nothing is hashed twice.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from kvio.abc import RunAll
 from kvio.errors import ConfigError
 from kvio.s3 import body
 from kvio.s3.backend import S3Backend
-from kvio.s3.bounded import Overseer
-from kvio.s3.conditions import Condition, Refused, condition_of, timed_out
-from kvio.s3.objects import Connect, Got, Head, Traits
+from kvio.s3.bounded import Watchdog
+from kvio.s3.conditions import ErrorKind, RequestFailed, error_kind, timed_out
+from kvio.s3.objects import Connect, GetResult, Head, Traits
 from kvio.s3.options import MAX_PARTS, S3Options
 from kvio.types import Parts
 
 T = TypeVar("T")
 
-TRAITS = Traits(conditional=True, checks_upload="crc32c", after_fork="reopen", bounded=True)
+TRAITS = Traits(conditional=True, checks_upload="crc32c", after_fork="reopen", own_timeouts=True)
 
-#: In this order: the first that fits says what a failure means.
-FAILURES: tuple[tuple[type[Exception], Condition], ...] = (
-    (failures.NoCredentialsError, Condition.NO_CREDENTIALS),
-    (failures.PartialCredentialsError, Condition.NO_CREDENTIALS),
-    (failures.CredentialRetrievalError, Condition.NO_CREDENTIALS),
-    (failures.SSLError, Condition.TLS),
-    (failures.ConnectTimeoutError, Condition.TIMEOUT),
-    (failures.ReadTimeoutError, Condition.TIMEOUT),
-    (failures.ProxyConnectionError, Condition.UNREACHABLE),
-    (failures.EndpointConnectionError, Condition.UNREACHABLE),
-    (failures.ConnectionClosedError, Condition.LOST),
-    (failures.ResponseStreamingError, Condition.LOST),
-    (failures.IncompleteReadError, Condition.LOST),
-    (failures.FlexibleChecksumError, Condition.CORRUPT),
-    (failures.HTTPClientError, Condition.LOST),
-    # Bodies that botocore reads itself, of errors too, come with the errors of what it uses.
-    (urllib3.exceptions.TimeoutError, Condition.TIMEOUT),
-    (urllib3.exceptions.HTTPError, Condition.LOST),
+#: The first class that matches an exception decides its kind.
+FAILURES: tuple[tuple[type[Exception], ErrorKind], ...] = (
+    (failures.NoCredentialsError, ErrorKind.NO_CREDENTIALS),
+    (failures.PartialCredentialsError, ErrorKind.NO_CREDENTIALS),
+    (failures.CredentialRetrievalError, ErrorKind.NO_CREDENTIALS),
+    (failures.SSLError, ErrorKind.TLS),
+    (failures.ConnectTimeoutError, ErrorKind.TIMEOUT),
+    (failures.ReadTimeoutError, ErrorKind.TIMEOUT),
+    (failures.ProxyConnectionError, ErrorKind.UNREACHABLE),
+    (failures.EndpointConnectionError, ErrorKind.UNREACHABLE),
+    (failures.ConnectionClosedError, ErrorKind.LOST),
+    (failures.ResponseStreamingError, ErrorKind.LOST),
+    (failures.IncompleteReadError, ErrorKind.LOST),
+    (failures.FlexibleChecksumError, ErrorKind.CORRUPT),
+    (failures.HTTPClientError, ErrorKind.LOST),
+    # While botocore reads a body itself, it lets urllib3's exceptions through.
+    (urllib3.exceptions.TimeoutError, ErrorKind.TIMEOUT),
+    (urllib3.exceptions.HTTPError, ErrorKind.LOST),
 )
 
 
 class Boto3Objects:
-    """One bucket through one boto3 client."""
+    """One bucket, accessed with one boto3 client."""
 
     traits: ClassVar[Traits] = TRAITS
 
@@ -66,31 +66,33 @@ class Boto3Objects:
         self._part_bytes = options.part_bytes
         self._client = _client(options)
         self._request_timeout_s = options.request_timeout_s
-        self._limit = Overseer(options.request_timeout_s)
+        self._watchdog = Watchdog(options.request_timeout_s)
 
     def check_bucket(self) -> None:
-        """Ask for one name of the prefix: unlike HEAD, a refusal has a text that says why."""
-        self._ask(self._client.list_objects_v2, Prefix=self._prefix, MaxKeys=1)
+        """List one name of the prefix: unlike HEAD, an error response has a text."""
+        self._call(self._client.list_objects_v2, Prefix=self._prefix, MaxKeys=1)
 
     def put(
-        self, name: str, parts: Parts, *, crc32c: int | None, only_new: bool, run_all: RunAll
+        self, name: str, parts: Parts, *, crc32c: int | None, if_none_match: bool, run_all: RunAll
     ) -> None:
         """Store an object; see `kvio.s3.objects.Objects`."""
         if body.total_bytes(parts) > self._part_bytes:
-            self._put_in_parts(name, parts, only_new=only_new, run_all=run_all)
+            self._put_in_parts(name, parts, if_none_match=if_none_match, run_all=run_all)
             return
-        extra = _checksum(crc32c) | _only_new(only_new)
-        self._ask(self._client.put_object, Key=name, Body=self._body(parts), **extra)
+        extra = _checksum(crc32c) | _if_none_match(if_none_match)
+        self._call(self._client.put_object, Key=name, Body=self._body(parts), **extra)
 
-    def _body(self, parts: Parts) -> bytes | body.Pieces:
+    def _body(self, parts: Parts) -> bytes | body.BodyFile:
         if body.total_bytes(parts) <= body.PIECE_NBYTES:
             return body.join(parts)
-        return body.Pieces(parts, self._request_timeout_s)
+        return body.BodyFile(parts, self._request_timeout_s)
 
-    def _put_in_parts(self, name: str, parts: Parts, *, only_new: bool, run_all: RunAll) -> None:
+    def _put_in_parts(
+        self, name: str, parts: Parts, *, if_none_match: bool, run_all: RunAll
+    ) -> None:
         total = body.total_bytes(parts)
         step = max(self._part_bytes, -(-total // MAX_PARTS))
-        begun = self._ask(
+        begun = self._call(
             self._client.create_multipart_upload, Key=name, ChecksumAlgorithm="CRC32C"
         )
         upload: dict[str, Any] = {"Key": name, "UploadId": begun["UploadId"]}
@@ -98,7 +100,7 @@ class Boto3Objects:
         def send(number: int, start: int, stop: int) -> dict[str, Any]:
             pieces = body.cut(parts, start, stop)
             extra = _checksum(body.crc32c(pieces))
-            answer = self._ask(
+            answer = self._call(
                 self._client.upload_part,
                 **upload,
                 PartNumber=number,
@@ -114,77 +116,77 @@ class Boto3Objects:
                     for number, (start, stop) in enumerate(body.ranges(total, step), 1)
                 ]
             )
-            self._ask(
+            self._call(
                 self._client.complete_multipart_upload,
                 **upload,
                 MultipartUpload={"Parts": sent},
-                **_only_new(only_new),
+                **_if_none_match(if_none_match),
             )
         except BaseException:
-            with contextlib.suppress(Refused):
-                self._ask(self._client.abort_multipart_upload, **upload)
+            with contextlib.suppress(RequestFailed):
+                self._call(self._client.abort_multipart_upload, **upload)
             raise
 
     def get_into(
-        self, name: str, parts: Parts, start: int, stop: int | None, *, described: bool = True
-    ) -> Got:
-        """Fill the parts from an object; see `kvio.s3.objects.Objects`."""
+        self, name: str, parts: Parts, start: int, stop: int | None, *, with_metadata: bool = True
+    ) -> GetResult:
+        """Read an object into the parts; see `kvio.s3.objects.Objects`."""
         whole = start == 0 and stop is None
         wanted: dict[str, Any] = (
             {} if whole else {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"}
         )
-        return self._ask(partial(self._get, parts, start, whole), Key=name, **wanted)
+        return self._call(partial(self._get, parts, start, whole), Key=name, **wanted)
 
-    def _get(self, parts: Parts, start: int, whole: bool, **request: Any) -> Got:  # noqa: FBT001
+    def _get(self, parts: Parts, start: int, whole: bool, **request: Any) -> GetResult:  # noqa: FBT001
         answer = self._client.get_object(**request)
         with contextlib.closing(answer["Body"]) as stream:
             length, total = int(answer["ContentLength"]), _total(answer)
             if not whole and "ContentRange" not in answer:
-                raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
+                raise RequestFailed(ErrorKind.UNSUPPORTED, "the server ignores ranges")
             if whole and length > body.total_bytes(parts):
-                return Got(0, total, answer["ETag"])
+                return GetResult(0, total, answer["ETag"])
             got = 0
-            with self._limit.watch(_shutdown(stream)):
+            with self._watchdog.watch(_shutdown(stream)):
                 for part in body.cut(parts, 0, length):
                     got += _fill(part, stream)
         if got != length:
-            raise Refused(Condition.LOST, f"{got} of {length} bytes came")
-        return Got(got, total, answer["ETag"])
+            raise RequestFailed(ErrorKind.LOST, f"received {got} of {length} bytes")
+        return GetResult(got, total, answer["ETag"])
 
-    def get_tail(self, name: str, nbytes: int) -> tuple[bytes, Got]:
-        """Fetch the end of an object; see `kvio.s3.objects.Objects`."""
+    def get_tail(self, name: str, nbytes: int) -> tuple[bytes, GetResult]:
+        """Return the last bytes of an object; see `kvio.s3.objects.Objects`."""
 
-        def get(**request: Any) -> tuple[bytes, Got]:
+        def get(**request: Any) -> tuple[bytes, GetResult]:
             answer = self._client.get_object(**request)
             with contextlib.closing(answer["Body"]) as stream:
                 if int(answer["ContentLength"]) > nbytes:
-                    raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
-                with self._limit.watch(_shutdown(stream)):
+                    raise RequestFailed(ErrorKind.UNSUPPORTED, "the server ignores ranges")
+                with self._watchdog.watch(_shutdown(stream)):
                     end = bytes(stream.read())
-            got = Got(len(end), _total(answer), answer["ETag"], _changed(answer))
+            got = GetResult(len(end), _total(answer), answer["ETag"], _changed(answer))
             return end[-nbytes:], got
 
         try:
-            return self._ask(get, Key=name, Range=f"bytes=-{nbytes}")
-        except Refused as refused:
-            if refused.condition is not Condition.RANGE:
+            return self._call(get, Key=name, Range=f"bytes=-{nbytes}")
+        except RequestFailed as failed:
+            if failed.kind is not ErrorKind.RANGE:
                 raise
-        return b"", Got(0, 0)  # an empty object has no range
+        return b"", GetResult(0, 0)  # an empty object has no valid range
 
     def head(self, name: str) -> Head:
-        """Ask for an object's length."""
-        answer = self._ask(self._client.head_object, Key=name)
+        """Return an object's length and metadata."""
+        answer = self._call(self._client.head_object, Key=name)
         return Head(int(answer["ContentLength"]), _changed(answer), answer["ETag"])
 
     def delete(self, name: str) -> None:
-        """Remove an object."""
-        self._ask(self._client.delete_object, Key=name)
+        """Delete an object."""
+        self._call(self._client.delete_object, Key=name)
 
     def list_names(self, prefix: str) -> Iterator[str]:
         """Yield names, page by page."""
         after: dict[str, Any] = {}
         while True:
-            page = self._ask(self._client.list_objects_v2, Prefix=prefix, **after)
+            page = self._call(self._client.list_objects_v2, Prefix=prefix, **after)
             yield from (entry["Key"] for entry in page.get("Contents", ()))
             if not page.get("IsTruncated"):
                 return
@@ -192,29 +194,29 @@ class Boto3Objects:
 
     def close(self) -> None:
         """Close all connections."""
-        self._limit.close()
+        self._watchdog.close()
         self._client.close()
 
-    def _ask(self, request: Callable[..., T], **arguments: Any) -> T:
+    def _call(self, request: Callable[..., T], **arguments: Any) -> T:
         try:
             return request(Bucket=self._bucket, **arguments)
         except failures.ClientError as exc:
-            raise _refused(exc) from exc
+            raise _failure(exc) from exc
         except (failures.BotoCoreError, urllib3.exceptions.HTTPError) as exc:
-            condition = _condition_of(exc)
+            kind = _error_kind(exc)
             _forget_request(exc)
-            raise Refused(condition, str(exc)) from exc
+            raise RequestFailed(kind, str(exc)) from exc
 
 
-def _condition_of(exc: Exception) -> Condition:
-    told = getattr(exc, "kwargs", {}).get("error", exc)  # botocore's own have urllib3's
-    if isinstance(told, Exception) and timed_out(told):
-        return Condition.TIMEOUT
-    return next((c for kind, c in FAILURES if isinstance(exc, kind)), Condition.OTHER)
+def _error_kind(exc: Exception) -> ErrorKind:
+    cause = getattr(exc, "kwargs", {}).get("error", exc)  # botocore wraps urllib3's exception
+    if isinstance(cause, Exception) and timed_out(cause):
+        return ErrorKind.TIMEOUT
+    return next((kind for cls, kind in FAILURES if isinstance(exc, cls)), ErrorKind.OTHER)
 
 
 def _forget_request(exc: Exception) -> None:
-    """Take from an error the request that it is about: its headers have the session token."""
+    """Remove the request from an error: its headers contain the session token."""
     for name in ("request", "response"):
         if hasattr(exc, name):
             setattr(exc, name, None)
@@ -252,30 +254,30 @@ def _client(options: S3Options) -> Any:
             **credentials,
         )
     except (ValueError, failures.BotoCoreError) as exc:
-        raise ConfigError(f"boto3 {boto3.__version__} makes no client: {exc}") from None
-    # A server that waits before it takes a body costs a round trip: nothing here is that large.
-    client.meta.events.register("before-send.s3", _send_at_once)
-    client.meta.events.register("before-call.s3", _ask_nowhere_else)
+        raise ConfigError(f"boto3 {boto3.__version__} cannot create a client: {exc}") from None
+    # "Expect: 100-continue" costs a round trip; bodies here are too small to be worth it.
+    client.meta.events.register("before-send.s3", _remove_expect)
+    client.meta.events.register("before-call.s3", _disable_redirects)
     return client
 
 
-def _send_at_once(request: Any, **_: Any) -> None:
+def _remove_expect(request: Any, **_: Any) -> None:
     if "Expect" in request.headers:
         del request.headers["Expect"]
 
 
-def _ask_nowhere_else(params: dict[str, Any], **_: Any) -> None:
-    """Say that the request was redirected once: boto3 does so, by requests of its own, no more."""
+def _disable_redirects(params: dict[str, Any], **_: Any) -> None:
+    """Mark the request as already redirected, so that boto3 does not follow another redirect."""
     params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _shutdown(stream: Any) -> Callable[[], None] | None:
-    """Find what ends an answer from another thread; urllib3 has it from 2.3 on."""
+    """Return the function that aborts a response from another thread; needs urllib3 2.3."""
     return getattr(getattr(stream, "_raw_stream", None), "shutdown", None)
 
 
-def _only_new(only_new: bool) -> dict[str, Any]:  # noqa: FBT001
-    return {"IfNoneMatch": "*"} if only_new else {}
+def _if_none_match(if_none_match: bool) -> dict[str, Any]:  # noqa: FBT001
+    return {"IfNoneMatch": "*"} if if_none_match else {}
 
 
 def _checksum(crc32c: int | None) -> dict[str, Any]:
@@ -289,7 +291,7 @@ def _changed(answer: Mapping[str, Any]) -> int:
 
 
 def _total(answer: dict[str, Any]) -> int:
-    """Read the object's length from ``bytes 0-63/1000``, or the answer's own length."""
+    """Return the object's length from ``bytes 0-63/1000``, or else the Content-Length."""
     content_range = answer.get("ContentRange", "")
     return int(content_range.rpartition("/")[2] or answer["ContentLength"])
 
@@ -304,16 +306,16 @@ def _fill(part: memoryview, stream: Any) -> int:
     return got
 
 
-def _refused(exc: failures.ClientError) -> Refused:
+def _failure(exc: failures.ClientError) -> RequestFailed:
     answer = cast(dict[str, Any], exc.response)
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
     error = answer.get("Error", {})
     code, message = str(error.get("Code", "")), error.get("Message", "")
-    return Refused(condition_of(status, code), f"{status} {code}: {message}")
+    return RequestFailed(error_kind(status, code), f"{status} {code}: {message}")
 
 
 class Boto3Backend(S3Backend):
-    """Blocks in a bucket, by boto3."""
+    """Stores blocks in a bucket with boto3."""
 
     name = "s3+boto3"
     library: ClassVar[Connect] = Boto3Objects

@@ -1,7 +1,7 @@
-"""S3 through obstore: Rust, the least processor time of the five libraries.
+"""Store blocks in S3 with obstore: Rust, the least CPU time of the five libraries.
 
-A body goes to the library as the list of its pieces, without a join of ours. What comes back is
-one buffer of the library's, copied once.
+A body is passed to the library as a list of buffers, without joining them. A response is one
+buffer of the library, copied once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kvio.abc import RunAll
 from kvio.errors import ConfigError
 from kvio.s3 import body
 from kvio.s3.backend import S3Backend
-from kvio.s3.conditions import Condition, Refused, condition_of
-from kvio.s3.objects import UNKNOWN, Connect, Got, Head, Traits
+from kvio.s3.conditions import ErrorKind, RequestFailed, error_kind
+from kvio.s3.objects import UNKNOWN, Connect, GetResult, Head, Traits
 from kvio.s3.options import MAX_PARTS, S3Options
 from kvio.types import KiB, Parts
 
@@ -38,42 +38,42 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FAILURES: Final = (BaseError, FileNotFoundError)
-TRAITS = Traits(conditional=True, checks_upload="none", after_fork="refuse", bounded=True)
+TRAITS = Traits(conditional=True, checks_upload="none", after_fork="refuse", own_timeouts=True)
 
-_KINDS: Final[tuple[tuple[type[Exception], Condition], ...]] = (
-    (AlreadyExistsError, Condition.EXISTS),
-    (PreconditionError, Condition.EXISTS),
-    (PermissionDeniedError, Condition.DENIED),
-    (UnauthenticatedError, Condition.DENIED),
-    (NotFoundError, Condition.MISSING),
-    (FileNotFoundError, Condition.MISSING),
+_KINDS: Final[tuple[tuple[type[Exception], ErrorKind], ...]] = (
+    (AlreadyExistsError, ErrorKind.EXISTS),
+    (PreconditionError, ErrorKind.EXISTS),
+    (PermissionDeniedError, ErrorKind.DENIED),
+    (UnauthenticatedError, ErrorKind.DENIED),
+    (NotFoundError, ErrorKind.MISSING),
+    (FileNotFoundError, ErrorKind.MISSING),
 )
-#: What the library's texts mean where its exceptions do not tell; the first that is found. Each
-#: has a character that no key, bucket or host has, since these stand in the texts too.
+#: The kinds of errors that only their text distinguishes; the first match decides. Each phrase has
+#: a character that no key, bucket or host name has, because the texts contain these too.
 _TEXTS: Final = (
-    ('"bytes 0--1/0"', Condition.RANGE),  # so MinIO says that an object is empty
-    ("redirect without LOCATION", Condition.ELSEWHERE),
-    ("non-partial response when range requested", Condition.UNSUPPORTED),
-    ("Failed to get credentials", Condition.NO_CREDENTIALS),
-    ("loading credential", Condition.NO_CREDENTIALS),
-    ("InvalidCertificate(", Condition.TLS),
-    ("invalid peer certificate:", Condition.TLS),
-    ("InvalidMessage(", Condition.TLS),
-    ("AlertReceived(", Condition.TLS),
-    ("kind: Timeout", Condition.TIMEOUT),
-    ("source: TimedOut", Condition.TIMEOUT),
-    ("operation timed out", Condition.TIMEOUT),
-    ("deadline has elapsed", Condition.TIMEOUT),
-    ("dns error", Condition.UNREACHABLE),
-    ("tcp connect error", Condition.UNREACHABLE),
-    ("kind: Connect,", Condition.UNREACHABLE),
-    ("request or response body error", Condition.LOST),
-    ("error decoding response body", Condition.LOST),
-    ("error sending request", Condition.LOST),
+    ('"bytes 0--1/0"', ErrorKind.RANGE),  # MinIO's Content-Range of an empty object
+    ("redirect without LOCATION", ErrorKind.ELSEWHERE),
+    ("non-partial response when range requested", ErrorKind.UNSUPPORTED),
+    ("Failed to get credentials", ErrorKind.NO_CREDENTIALS),
+    ("loading credential", ErrorKind.NO_CREDENTIALS),
+    ("InvalidCertificate(", ErrorKind.TLS),
+    ("invalid peer certificate:", ErrorKind.TLS),
+    ("InvalidMessage(", ErrorKind.TLS),
+    ("AlertReceived(", ErrorKind.TLS),
+    ("kind: Timeout", ErrorKind.TIMEOUT),
+    ("source: TimedOut", ErrorKind.TIMEOUT),
+    ("operation timed out", ErrorKind.TIMEOUT),
+    ("deadline has elapsed", ErrorKind.TIMEOUT),
+    ("dns error", ErrorKind.UNREACHABLE),
+    ("tcp connect error", ErrorKind.UNREACHABLE),
+    ("kind: Connect,", ErrorKind.UNREACHABLE),
+    ("request or response body error", ErrorKind.LOST),
+    ("error decoding response body", ErrorKind.LOST),
+    ("error sending request", ErrorKind.LOST),
 )
-#: Where the library asks for credentials last of all.
+#: The library's last source of credentials: the metadata service of EC2.
 _INSTANCE: Final = "http://169.254.169.254/latest/"
-#: Any of these in the environment keeps it from asking there.
+#: If one of these environment variables is set, the library does not ask the metadata service.
 _SOURCES: Final = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -84,14 +84,14 @@ _SOURCES: Final = (
 _STATUS: Final = re.compile(r"status(?: code)?:? (\d{3})")
 _CODE: Final = re.compile(r"(?:<Code>|\(code: )(\w+)")
 _PART_CONCURRENCY: Final = 4
-#: No limit: a year. Without a number the library takes 30 s.
+#: Stands for "no limit": a year. Without a value the library uses 30 s.
 _LONGEST_S: Final = 365 * 24 * 3600.0
-#: Up to here one copy costs less than handing over a list.
+#: Up to this size one copy costs less than passing a list.
 _JOINED_NBYTES: Final = 256 * KiB
 
 
 class ObstoreObjects:
-    """One bucket through one obstore client."""
+    """One bucket, accessed with one obstore client."""
 
     traits: ClassVar[Traits] = TRAITS
 
@@ -102,31 +102,31 @@ class ObstoreObjects:
         self._store = _store(options)
 
     def check_bucket(self) -> None:
-        """Ask for one name of the prefix; that of a bucket that is missing fails."""
+        """List one name of the prefix; this fails if the bucket is missing."""
         if not self._may_sign:
-            raise Refused(Condition.NO_CREDENTIALS, "none in the options or the environment")
+            raise RequestFailed(ErrorKind.NO_CREDENTIALS, "none in the options or the environment")
         try:
-            _ask(lambda: next(iter(self._store.list(self._prefix, chunk_size=1)), None))
-        except Refused as refused:
-            if refused.condition is Condition.MISSING:
-                raise Refused(Condition.NO_BUCKET, refused.detail) from refused
+            _call(lambda: next(iter(self._store.list(self._prefix, chunk_size=1)), None))
+        except RequestFailed as failed:
+            if failed.kind is ErrorKind.MISSING:
+                raise RequestFailed(ErrorKind.NO_BUCKET, failed.detail) from failed
             raise
 
     def put(
-        self, name: str, parts: Parts, *, crc32c: int | None, only_new: bool, run_all: RunAll
+        self, name: str, parts: Parts, *, crc32c: int | None, if_none_match: bool, run_all: RunAll
     ) -> None:
         """Store an object; see `kvio.s3.objects.Objects`."""
         total = body.total_bytes(parts)
-        if total <= self._part_bytes or only_new:
+        if total <= self._part_bytes or if_none_match:
             small = total <= _JOINED_NBYTES
             data = body.join(parts) if small else [part for part in parts if len(part)]
-            mode: Literal["create", "overwrite"] = "create" if only_new else "overwrite"
+            mode: Literal["create", "overwrite"] = "create" if if_none_match else "overwrite"
             try:
                 self._store.put(name, data, mode=mode, use_multipart=False)
             except _FAILURES as exc:
-                raise _refused(exc) from exc
+                raise _failure(exc) from exc
             return
-        _ask(
+        _call(
             lambda: self._store.put(
                 name,
                 [part for part in parts if len(part)],
@@ -137,116 +137,114 @@ class ObstoreObjects:
         )
 
     def get_into(
-        self, name: str, parts: Parts, start: int, stop: int | None, *, described: bool = True
-    ) -> Got:
-        """Fill the parts from an object; see `kvio.s3.objects.Objects`."""
+        self, name: str, parts: Parts, start: int, stop: int | None, *, with_metadata: bool = True
+    ) -> GetResult:
+        """Read an object into the parts; see `kvio.s3.objects.Objects`."""
         if start == 0 and stop is None:
             return self._get_whole(name, parts)
-        if stop is not None and not described:
+        if stop is not None and not with_metadata:
             return self._get_range(name, parts, start, stop)
 
-        def get() -> Got:
+        def get() -> GetResult:
             answer = self._store.get(name, options=_range(start, stop))
             meta, (first, last) = answer.meta, answer.range
             if first != start:
-                raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
+                raise RequestFailed(ErrorKind.UNSUPPORTED, "the server ignores ranges")
             if stop is None and last - first > body.total_bytes(parts):
-                return Got(0, meta["size"], meta["e_tag"])
+                return GetResult(0, meta["size"], meta["e_tag"])
             got = body.scatter([answer.buffer()], parts)
             if got != last - first:
-                raise Refused(Condition.LOST, f"{got} of {last - first} bytes came")
-            return Got(got, meta["size"], meta["e_tag"])
+                raise RequestFailed(ErrorKind.LOST, f"received {got} of {last - first} bytes")
+            return GetResult(got, meta["size"], meta["e_tag"])
 
-        return _ask(get)
+        return _call(get)
 
-    def _get_whole(self, name: str, parts: Parts) -> Got:
-        """Get all there is; its description is left where it is, which is a tenth of the cost."""
+    def _get_whole(self, name: str, parts: Parts) -> GetResult:
+        """Read a whole object; not asking for ``answer.meta`` saves a tenth of the cost."""
         try:
             answer = self._store.get(name)
             total = answer.range[1]
             if total > body.total_bytes(parts):
-                return Got(0, total)
+                return GetResult(0, total)
             got = body.scatter([answer.buffer()], parts)
         except _FAILURES as exc:
-            raise _refused(exc) from exc
+            raise _failure(exc) from exc
         if got != total:
-            raise Refused(Condition.LOST, f"{got} of {total} bytes came")
-        return Got(got, total)
+            raise RequestFailed(ErrorKind.LOST, f"received {got} of {total} bytes")
+        return GetResult(got, total)
 
-    def _get_range(self, name: str, parts: Parts, start: int, stop: int) -> Got:
+    def _get_range(self, name: str, parts: Parts, start: int, stop: int) -> GetResult:
         try:
             found = self._store.get_range(name, start=start, end=stop)
         except _FAILURES as exc:
-            raise _refused(exc) from exc
-        return Got(body.scatter([found], parts), UNKNOWN)
+            raise _failure(exc) from exc
+        return GetResult(body.scatter([found], parts), UNKNOWN)
 
-    def get_tail(self, name: str, nbytes: int) -> tuple[bytes, Got]:
-        """Fetch the end of an object; see `kvio.s3.objects.Objects`."""
+    def get_tail(self, name: str, nbytes: int) -> tuple[bytes, GetResult]:
+        """Return the last bytes of an object; see `kvio.s3.objects.Objects`."""
 
-        def get() -> tuple[bytes, Got]:
+        def get() -> tuple[bytes, GetResult]:
             answer = self._store.get(name, options={"range": {"suffix": nbytes}})
             first, last = answer.range
             if last - first > nbytes:
-                raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
+                raise RequestFailed(ErrorKind.UNSUPPORTED, "the server ignores ranges")
             end = bytes(answer.buffer())
             meta = answer.meta
             changed = int(meta["last_modified"].timestamp()) * 10**9
-            return end[-nbytes:], Got(len(end), meta["size"], meta["e_tag"], changed)
+            return end[-nbytes:], GetResult(len(end), meta["size"], meta["e_tag"], changed)
 
         try:
-            return _ask(get)
-        except Refused as refused:
-            # An empty object has no range; versitygw answers with the whole of it.
-            whole = refused.condition is Condition.UNSUPPORTED
-            if refused.condition is not Condition.RANGE and not (
-                whole and self.head(name).nbytes == 0
-            ):
+            return _call(get)
+        except RequestFailed as failed:
+            # An empty object has no valid range; versitygw returns the whole object.
+            whole = failed.kind is ErrorKind.UNSUPPORTED
+            if failed.kind is not ErrorKind.RANGE and not (whole and self.head(name).nbytes == 0):
                 raise
-        return b"", Got(0, 0)
+        return b"", GetResult(0, 0)
 
     def head(self, name: str) -> Head:
-        """Ask for an object's length."""
-        meta = _ask(lambda: self._store.head(name))
+        """Return an object's length and metadata."""
+        meta = _call(lambda: self._store.head(name))
         mtime_ns = int(meta["last_modified"].timestamp()) * 10**9
         return Head(meta["size"], mtime_ns, meta["e_tag"])
 
     def delete(self, name: str) -> None:
-        """Remove an object."""
-        _ask(lambda: self._store.delete(name))
+        """Delete an object."""
+        _call(lambda: self._store.delete(name))
 
     def list_names(self, prefix: str) -> Iterator[str]:
-        """Yield names, page by page; the library lists whole path segments alone."""
+        """Yield names, page by page; the library only lists whole path segments."""
         folder = prefix.rpartition("/")[0]
         pages = iter(self._store.list(folder or None))
-        while (page := _ask(lambda: next(pages, None))) is not None:
+        while (page := _call(lambda: next(pages, None))) is not None:
             names = (entry["path"] for entry in page)
             yield from (name for name in names if name.startswith(prefix))
 
     def close(self) -> None:
-        """Give back the client; its connections go with it."""
+        """Free the client, which closes its connections."""
         del self._store
 
 
-def _ask(request: Callable[[], T]) -> T:
+def _call(request: Callable[[], T]) -> T:
     try:
         return request()
     except _FAILURES as exc:
-        raise _refused(exc) from exc
+        raise _failure(exc) from exc
 
 
-def _refused(exc: Exception) -> Refused:
+def _failure(exc: Exception) -> RequestFailed:
     text = str(exc)
     detail = text.partition("\n")[0][:300]
     if _INSTANCE in text:
-        return Refused(Condition.NO_CREDENTIALS, detail)
+        return RequestFailed(ErrorKind.NO_CREDENTIALS, detail)
     code, status = _CODE.search(text), _STATUS.search(text)
     if code or status:
-        found = condition_of(int(status[1]) if status else None, code[1] if code else "")
-        if found is not Condition.OTHER:
-            return Refused(found, detail)
-    kind = next((c for kind, c in _KINDS if isinstance(exc, kind)), None)
-    words = next((c for words, c in _TEXTS if words in text), Condition.OTHER)
-    return Refused(kind or words, detail)
+        found = error_kind(int(status[1]) if status else None, code[1] if code else "")
+        if found is not ErrorKind.OTHER:
+            return RequestFailed(found, detail)
+    kind = next((kind for cls, kind in _KINDS if isinstance(exc, cls)), None)
+    words = next((kind for words, kind in _TEXTS if words in text), ErrorKind.OTHER)
+    return RequestFailed(kind or words, detail)
 
 
 def _range(start: int, stop: int | None) -> Any:
@@ -256,7 +254,7 @@ def _range(start: int, stop: int | None) -> Any:
 
 
 def _finds_credentials(options: S3Options) -> bool:
-    """Tell whether there is anything to sign with; only of AWS an instance asks for it."""
+    """Return whether credentials can be found; the metadata service is used for AWS only."""
     if options.access_key is not None or any(map(os.environ.get, _SOURCES)):
         return True
     disabled = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
@@ -264,7 +262,7 @@ def _finds_credentials(options: S3Options) -> bool:
 
 
 def _credentials(options: S3Options) -> S3Credential:
-    """Give the credentials of the options, for ever."""
+    """Return the credentials of the options, without an expiry time."""
     if options.access_key is None or options.secret_key is None:
         raise AssertionError("unreachable")
     return {
@@ -286,8 +284,8 @@ def _store(options: S3Options) -> S3Store:
     }
     if options.ca_file is not None:
         client["root_certificate"] = Path(options.ca_file).read_bytes()
-    # The environment completes what is given: its token would be sent with another's key, and its
-    # AWS_ENDPOINT_URL_S3 goes before `endpoint`.
+    # The library fills gaps from the environment: it would send the environment's session token
+    # with the key of the options, and it prefers AWS_ENDPOINT_URL_S3 to `endpoint`.
     given: dict[str, Any] = {}
     if options.access_key is not None:
         given["credential_provider"] = partial(_credentials, options)
@@ -305,11 +303,11 @@ def _store(options: S3Options) -> S3Store:
             **given,
         )
     except (BaseError, ValueError) as exc:
-        raise ConfigError(f"obstore makes no client: {exc}") from None
+        raise ConfigError(f"obstore cannot create a client: {exc}") from None
 
 
 class ObstoreBackend(S3Backend):
-    """Blocks in a bucket, by obstore."""
+    """Stores blocks in a bucket with obstore."""
 
     name = "s3+obstore"
     library: ClassVar[Connect] = ObstoreObjects

@@ -1,14 +1,13 @@
-"""S3 through s3dlio: a Rust client on its own runtime, one configuration in a process.
+"""Store blocks in S3 with s3dlio: a Rust client with one configuration per process.
 
-s3dlio reads where to go, and as whom, from the environment of the process, once, and keeps it: a
-second store that wants another endpoint, other credentials or timeouts is refused. The variables
-are set where native code sees them, and not in `os.environ`, and those that are not s3dlio's alone
-only until its first request. What s3dlio was used for before kvio cannot be found out, and would
-stay.
+s3dlio reads the endpoint, credentials and timeouts from the process's environment once and keeps
+them, so a second store with other values is refused. kvio sets the variables with putenv, not in
+`os.environ`, and restores those that other libraries also read after the first request. If the
+process used s3dlio before kvio, that configuration stays; kvio cannot detect this.
 
-Bodies are read in place, so a block goes out with one copy (payload and trailer joined) or, where
-it is one piece, with none; what comes in is copied once from the library's buffer. A GET tells
-neither length nor ETag: see `kvio.s3.lengths`.
+A write copies the block once (payload and trailer joined), or not at all if it is one buffer. A
+read copies it once from the library's buffer. A GET returns neither length nor ETag: see
+`kvio.s3.lengths`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from kvio.abc import RunAll
 from kvio.errors import ConfigError
 from kvio.s3 import body, lengths
 from kvio.s3.backend import S3Backend
-from kvio.s3.bounded import Bounded
-from kvio.s3.conditions import Condition, Refused, condition_of
-from kvio.s3.objects import Connect, Got, Head, Ignored, Traits
+from kvio.s3.bounded import TimeLimited
+from kvio.s3.conditions import ErrorKind, RequestFailed, error_kind
+from kvio.s3.objects import Connect, GetResult, Head, Traits, UnsupportedOption
 from kvio.s3.options import MAX_PARTS, S3Options
 from kvio.types import Cancellation, Parts
 
@@ -42,48 +41,48 @@ TRAITS = Traits(
     conditional=False,
     checks_upload="none",  # "sha256" where payloads are signed
     after_fork="refuse",
-    bounded=True,  # by S3dlioObjects
-    ignores=(
-        Ignored("tls_verify", "it always checks the server's certificate; give ca_file"),
-        Ignored("conditional", "it sends no If-None-Match", ("trust",)),
-        Ignored("addressing", "it always puts the bucket in the path", ("virtual",)),
+    own_timeouts=True,  # S3dlioObjects adds them
+    unsupported_options=(
+        UnsupportedOption("tls_verify", "it always checks the server's certificate; give ca_file"),
+        UnsupportedOption("conditional", "it sends no If-None-Match", ("trust",)),
+        UnsupportedOption("addressing", "it always puts the bucket in the path", ("virtual",)),
     ),
 )
 
-#: Parts of one block that are under way at once: each is a buffer of part_bytes.
+#: Concurrent parts of one block: each has a buffer of part_bytes.
 _PARTS_IN_FLIGHT: Final = 8
-#: Asked for when a store is opened. Nothing is ever stored there.
+#: An object name that never exists, read when a store is opened.
 _NOTHING: Final = ".kvio-nothing"
 
-#: How s3dlio names what a server answered; of a HEAD it knows the status alone.
+#: The server's error code in s3dlio's texts; a HEAD has only the status.
 _SERVICE_ERROR: Final = re.compile(
     r"service error: (?:unhandled error \()?(\w+)(?: \(|\))|not deleted: \S+: (\w+) \("
 )
 _STATUS: Final = re.compile(r" — HTTP (\d{3}) ")
-#: In this order: the first phrase found says what a failure means. Each has a space, as no key has.
-FAILURES: Final[tuple[tuple[str, Condition], ...]] = (
-    ("Missing AWS_ACCESS_KEY_ID or", Condition.NO_CREDENTIALS),
-    ("request timed out after", Condition.TIMEOUT),
-    ("minimum throughput was specified", Condition.TIMEOUT),
-    ("invalid peer certificate", Condition.TLS),
-    ("received fatal alert", Condition.TLS),
-    ("received corrupt message", Condition.TLS),
-    ("Connection refused", Condition.UNREACHABLE),
-    ("dns error", Condition.UNREACHABLE),
-    ("operation timed out", Condition.TIMEOUT),
-    ("deadline has elapsed", Condition.TIMEOUT),
-    ("client error (Connect)", Condition.UNREACHABLE),
-    ("client error (SendRequest)", Condition.LOST),
-    ("streaming error: ", Condition.LOST),
-    ("dispatch failure", Condition.LOST),
-    (": response error", Condition.LOST),  # a list that was cut off
+#: The first phrase found in a text decides its kind. Each has a space, which no key has.
+FAILURES: Final[tuple[tuple[str, ErrorKind], ...]] = (
+    ("Missing AWS_ACCESS_KEY_ID or", ErrorKind.NO_CREDENTIALS),
+    ("request timed out after", ErrorKind.TIMEOUT),
+    ("minimum throughput was specified", ErrorKind.TIMEOUT),
+    ("invalid peer certificate", ErrorKind.TLS),
+    ("received fatal alert", ErrorKind.TLS),
+    ("received corrupt message", ErrorKind.TLS),
+    ("Connection refused", ErrorKind.UNREACHABLE),
+    ("dns error", ErrorKind.UNREACHABLE),
+    ("operation timed out", ErrorKind.TIMEOUT),
+    ("deadline has elapsed", ErrorKind.TIMEOUT),
+    ("client error (Connect)", ErrorKind.UNREACHABLE),
+    ("client error (SendRequest)", ErrorKind.LOST),
+    ("streaming error: ", ErrorKind.LOST),
+    ("dispatch failure", ErrorKind.LOST),
+    (": response error", ErrorKind.LOST),  # a truncated listing
 )
 
 
-class _Unlimited:
-    """One bucket through s3dlio, which has one client for the whole process.
+class _S3dlioClient:
+    """One bucket, accessed with the one s3dlio client of the process.
 
-    Its timeout ends before the body of an answer: one that comes for ever is waited for.
+    s3dlio's timeout does not cover the body of a response, so an endless body is never aborted.
     """
 
     def __init__(self, options: S3Options) -> None:
@@ -94,11 +93,11 @@ class _Unlimited:
         self.traits = replace(TRAITS, checks_upload="sha256") if options.signs_payload else TRAITS
 
     def check_bucket(self) -> None:
-        """Ask for an object that is not there: the answer tells whether the bucket is."""
+        """Read an object that never exists: the error shows whether the bucket exists."""
         try:
             self._get(_NOTHING, 0, 1)
-        except Refused as refused:
-            if refused.condition is not Condition.MISSING:
+        except RequestFailed as failed:
+            if failed.kind is not ErrorKind.MISSING:
                 raise
         finally:
             _restore()
@@ -109,23 +108,23 @@ class _Unlimited:
         parts: Parts,
         *,
         crc32c: int | None,
-        only_new: bool,
+        if_none_match: bool,
         run_all: RunAll,
-        cancel: Cancellation | None = None,  # it is not left behind
+        cancel: Cancellation | None = None,  # unused: a PUT is never abandoned
     ) -> None:
-        """Store an object; see `kvio.s3.bounded.Fetching`."""
-        if only_new:
-            raise Refused(Condition.UNSUPPORTED, "s3dlio sends no If-None-Match")
+        """Store an object; see `kvio.s3.bounded.BlockingObjects`."""
+        if if_none_match:
+            raise RequestFailed(ErrorKind.UNSUPPORTED, "s3dlio sends no If-None-Match")
         if body.total_bytes(parts) > self._part_bytes:
             self._put_in_parts(name, parts)
             return
         whole = parts[0] if len(parts) == 1 else body.join(parts)
-        _ask(lambda: s3dlio.put_bytes(self._uri(name), whole))
+        _call(lambda: s3dlio.put_bytes(self._uri(name), whole))
 
     def _put_in_parts(self, name: str, parts: Parts) -> None:
         total = body.total_bytes(parts)
         step = max(self._part_bytes, -(-total // MAX_PARTS))
-        writer = _ask(
+        writer = _call(
             lambda: s3dlio.MultipartUploadWriter(
                 self._bucket,
                 name,
@@ -136,26 +135,26 @@ class _Unlimited:
         )
         try:
             for start, stop in body.ranges(total, step):
-                with _ask(partial(writer.reserve, stop - start)) as room:
+                with _call(partial(writer.reserve, stop - start)) as room:
                     nbytes = body.scatter(body.cut(parts, start, stop), [room])
-                _ask(partial(writer.commit, nbytes))
-            _ask(writer.close)
+                _call(partial(writer.commit, nbytes))
+            _call(writer.close)
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # it may have given up by itself
+            with contextlib.suppress(RuntimeError):  # s3dlio may have aborted it already
                 writer.abort()
             raise
 
     def get_into(
-        self, name: str, parts: Parts, start: int, stop: int | None, *, described: bool = True
-    ) -> Got:
-        """Fill the parts from an object; see `kvio.s3.objects.Objects`."""
+        self, name: str, parts: Parts, start: int, stop: int | None, *, with_metadata: bool = True
+    ) -> GetResult:
+        """Read an object into the parts; see `kvio.s3.objects.Objects`."""
         pieces, total, etag = self.fetch(name, start, stop, body.total_bytes(parts))
-        return Got(body.scatter(pieces, parts), total, etag)
+        return GetResult(body.scatter(pieces, parts), total, etag)
 
     def fetch(
         self, name: str, start: int, stop: int | None, room: int
     ) -> tuple[Sequence[Any], int, str | None]:
-        """Get an object's bytes in the library's buffer; see `kvio.s3.bounded.Fetching`."""
+        """Return an object's bytes in s3dlio's buffer; see `kvio.s3.bounded.BlockingObjects`."""
         return lengths.fetch(
             lambda first, nbytes: self._get(name, first, nbytes),
             lambda: self.head(name),
@@ -164,79 +163,79 @@ class _Unlimited:
             room,
         )
 
-    def get_tail(self, name: str, nbytes: int) -> tuple[bytes, Got]:
-        """Fetch the end of an object; see `kvio.s3.objects.Objects`."""
-        return lengths.end(
+    def get_tail(self, name: str, nbytes: int) -> tuple[bytes, GetResult]:
+        """Return the last bytes of an object; see `kvio.s3.objects.Objects`."""
+        return lengths.get_tail(
             lambda first, nbytes: self._get(name, first, nbytes), lambda: self.head(name), nbytes
         )
 
     def _get(self, name: str, start: int, nbytes: int) -> list[memoryview]:
-        # A range, where get() would make a HEAD first and take whatever there is.
-        answer = _ask(lambda: s3dlio.get_range(self._uri(name), start, nbytes))
+        # get_range() and not get(), which makes a HEAD first and reads the whole object.
+        answer = _call(lambda: s3dlio.get_range(self._uri(name), start, nbytes))
         found = memoryview(answer)
         if len(found) > nbytes:
-            raise Refused(Condition.UNSUPPORTED, "the server ignores ranges")
+            raise RequestFailed(ErrorKind.UNSUPPORTED, "the server ignores ranges")
         return [found]
 
     def head(self, name: str) -> Head:
-        """Ask for an object's length."""
-        found = _ask(lambda: s3dlio.stat(self._uri(name)))
+        """Return an object's length and metadata."""
+        found = _call(lambda: s3dlio.stat(self._uri(name)))
         changed = found["last_modified"]
         mtime_ns = changed and int(datetime.fromisoformat(changed).timestamp()) * 10**9
         return Head(int(found["size"]), mtime_ns, found["etag"])
 
     def delete(self, name: str) -> None:
-        """Remove an object."""
-        _ask(lambda: s3dlio.delete(self._uri(name)))
+        """Delete an object."""
+        _call(lambda: s3dlio.delete(self._uri(name)))
 
     def list_names(self, prefix: str) -> Iterator[str]:
-        """Yield names; s3dlio collects all pages first, 1000 names a request."""
-        pattern = f"{prefix}**" if prefix else ""  # no prefix of kvio's has a character of globs
-        names = _ask(lambda: s3dlio.list(self._uri(pattern), recursive=True))
+        """Yield names; s3dlio first collects all pages of 1000 names."""
+        pattern = f"{prefix}**" if prefix else ""  # no kvio prefix contains glob characters
+        names = _call(lambda: s3dlio.list(self._uri(pattern), recursive=True))
         skip = len(self._uri(""))
         for name in names:
             yield name[skip:]
 
     def close(self) -> None:
-        """Leave the process's one client to itself: s3dlio has no way to close it."""
+        """Do nothing: s3dlio's one client per process cannot be closed."""
 
     def _uri(self, name: str) -> str:
         return f"s3://{self._bucket}/{name}"
 
 
-class S3dlioObjects(Bounded):
-    """The same, where what is fetched comes in time or is given up."""
+class S3dlioObjects(TimeLimited):
+    """One bucket through s3dlio, with reads limited by the request timeout."""
 
     def __init__(self, options: S3Options) -> None:
-        super().__init__(_Unlimited(options), options)
+        super().__init__(_S3dlioClient(options), options)
 
     def put(
-        self, name: str, parts: Parts, *, crc32c: int | None, only_new: bool, run_all: RunAll
+        self, name: str, parts: Parts, *, crc32c: int | None, if_none_match: bool, run_all: RunAll
     ) -> None:
-        """Store the joined parts; s3dlio's own timeout ends it, without the cost of a thread."""
-        self._inner.put(name, parts, crc32c=crc32c, only_new=only_new, run_all=run_all)
+        """Store the joined parts in the caller's thread: s3dlio's timeout covers a PUT."""
+        self._inner.put(name, parts, crc32c=crc32c, if_none_match=if_none_match, run_all=run_all)
 
 
-def _ask(request: Callable[[], T]) -> T:
+def _call(request: Callable[[], T]) -> T:
     try:
         return request()
     except RuntimeError as exc:
-        raise refused_of(str(exc)) from exc
+        raise parse_error(str(exc)) from exc
 
 
-def refused_of(text: str) -> Refused:
-    """Say what s3dlio's words mean."""
-    answered = _SERVICE_ERROR.search(text)
-    if answered is not None:
-        code = answered[1] or answered[2]
+def parse_error(text: str) -> RequestFailed:
+    """Classify an error by s3dlio's text."""
+    service_error = _SERVICE_ERROR.search(text)
+    if service_error is not None:
+        code = service_error[1] or service_error[2]
         status = _STATUS.search(text)
         known = 404 if code == "NotFound" else _STATUS_OF_CODE.get(code)
-        return Refused(condition_of(int(status[1]) if status else known, code), text)
-    condition = next((c for phrase, c in FAILURES if phrase in text), Condition.OTHER)
-    return Refused(condition, text)
+        return RequestFailed(error_kind(int(status[1]) if status else known, code), text)
+    kind = next((kind for phrase, kind in FAILURES if phrase in text), ErrorKind.OTHER)
+    return RequestFailed(kind, text)
 
 
-#: Codes that only their status tells, which s3dlio leaves out.
+#: The HTTP status of codes that `error_kind` does not know; s3dlio's texts omit the status.
 _STATUS_OF_CODE: Final = {
     "AccessDenied": 403,
     "SignatureDoesNotMatch": 403,
@@ -249,8 +248,8 @@ _STATUS_OF_CODE: Final = {
     "InternalFailure": 500,
 }
 
-#: Variables that kvio sets for s3dlio, and the options they stand for.
-_MEANING: Final = {
+#: Environment variables that kvio sets for s3dlio, and the options they come from.
+_VARIABLES: Final = {
     "AWS_ENDPOINT_URL": "endpoint_url",
     "AWS_ENDPOINT_URL_S3": "endpoint_url",
     "AWS_REGION": "region",
@@ -265,32 +264,31 @@ _MEANING: Final = {
 }
 _lock = threading.Lock()
 _chosen: Final[dict[str, str | None]] = {}
-_hangs_here = False
+_used_before_fork = False
 
 
 def _configure(options: S3Options) -> None:
-    """Configure s3dlio for the process, or see that it is configured so.
+    """Configure s3dlio for the process, or check that it has this configuration.
 
     Raises:
-        ConfigError: it is configured otherwise, or cannot be.
+        ConfigError: s3dlio has another configuration, or was used before a fork.
     """
-    if _hangs_here:
+    if _used_before_fork:
         raise ConfigError(
-            "s3+s3dlio does not survive a fork, and was in use before this one: start children "
-            "with multiprocessing's 'spawn' or 'forkserver'"
+            "s3+s3dlio does not survive a fork, and the parent process had used it: start "
+            "children with multiprocessing's 'spawn' or 'forkserver'"
         )
     wanted = _settings(options, os.environ)
     with _lock:
-        differing = {_MEANING[name] for name in _chosen if _chosen[name] != wanted[name]}
+        differing = {_VARIABLES[name] for name in _chosen if _chosen[name] != wanted[name]}
         if differing:
             raise ConfigError(
                 "s3+s3dlio is configured once in a process, and an earlier store has other "
-                f"options: {', '.join(sorted(differing))}; use a process of its own or another "
-                "backend"
+                f"options: {', '.join(sorted(differing))}; use another process or another backend"
             )
         _chosen.update(wanted)
         fixed = {
-            "S3DLIO_MAX_RETRY_ATTEMPTS": "1",  # retries are kvio's to make and to count
+            "S3DLIO_MAX_RETRY_ATTEMPTS": "1",  # kvio retries and counts the retries
             "S3DLIO_RT_THREADS": os.environ.get("S3DLIO_RT_THREADS", str(_cores())),
         }
         for name, value in {**wanted, **fixed}.items():
@@ -301,9 +299,9 @@ def _configure(options: S3Options) -> None:
 
 
 def _restore() -> None:
-    """Undo what `_configure` set and other libraries read too; s3dlio has read it by now."""
+    """Restore the AWS variables for other libraries, after s3dlio has read them."""
     with _lock:
-        for name in _MEANING:
+        for name in _VARIABLES:
             if not name.startswith("AWS_"):
                 continue
             value = os.environ.get(name)
@@ -314,7 +312,7 @@ def _restore() -> None:
 
 
 def _settings(options: S3Options, environ: Mapping[str, str]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {name: environ.get(name) for name in _MEANING}
+    found: dict[str, str | None] = {name: environ.get(name) for name in _VARIABLES}
     if options.access_key is not None and options.secret_key is not None:
         token = options.session_token
         found |= {
@@ -335,10 +333,10 @@ def _settings(options: S3Options, environ: Mapping[str, str]) -> dict[str, str |
 
 
 def _after_fork() -> None:
-    """Find s3dlio's runtime gone, if it had been started: all calls would wait for its threads."""
-    global _hangs_here, _lock
-    _hangs_here = bool(_chosen)
-    _lock = threading.Lock()  # it may have been held
+    """Forbid s3dlio in a child of a process that used it: calls would wait for missing threads."""
+    global _used_before_fork, _lock
+    _used_before_fork = bool(_chosen)
+    _lock = threading.Lock()  # another thread may have held it at the fork
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -349,7 +347,7 @@ def _cores() -> int:
 
 
 class S3dlioBackend(S3Backend):
-    """Blocks in a bucket, by s3dlio."""
+    """Stores blocks in a bucket with s3dlio."""
 
     name = "s3+s3dlio"
     library: ClassVar[Connect] = S3dlioObjects

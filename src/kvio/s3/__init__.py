@@ -1,5 +1,5 @@
-"""What the S3 backends share: the block contract over objects, and one table of failures.
+"""Implement the block contract over S3 objects for every S3 library.
 
-A library's file in `kvio.backends` says how to move bytes with it (`objects.Objects`) and what its
-exceptions mean (`conditions.Refused`); everything else is here, once.
+A library's file in `kvio.backends` moves bytes (`objects.Objects`) and maps the library's
+exceptions to `conditions.ErrorKind`. Everything else is here, once for all libraries.
 """

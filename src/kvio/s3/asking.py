@@ -1,4 +1,4 @@
-"""Requests made again when they failed in passing, counted, and turned into typed errors."""
+"""Retry requests after transient errors, count the retries, and raise typed errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from kvio.s3.conditions import PASSING, UNDECIDED, Condition, Refused, error_of
+from kvio.s3.conditions import AMBIGUOUS, RETRYABLE, ErrorKind, RequestFailed, error_of
 from kvio.types import Cancellation
 
 T = TypeVar("T")
@@ -16,19 +16,19 @@ _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 5.0
 
 
-def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run tasks one after the other, where there are no threads for them."""
+def run_sequentially(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run tasks one after the other in the calling thread."""
     return [task() for task in tasks]
 
 
-class Asking:
-    """Makes requests: as often as the options say, and no more once nobody waits for them."""
+class RetryPolicy:
+    """Retries transient errors until the options' limit, or until the call is cancelled."""
 
     def __init__(self, backend: str, retries: int) -> None:
         self._backend = backend
         self._retries = retries
         self._lock = threading.Lock()
-        self.made_again = 0
+        self.retries_made = 0
 
     def __call__(
         self,
@@ -39,41 +39,41 @@ class Asking:
         cancel: Cancellation | None = None,
         once_only: bool = False,
     ) -> T:
-        """Make a request and return its answer.
+        """Make a request, retry it after transient errors, and return its result.
 
-        *once_only*: it must not be made again if it may have been carried out.
+        With *once_only*, a request that the server may have carried out is not retried.
 
         Raises:
-            KvioError: the typed error of its last failure.
+            KvioError: the typed error of the last attempt.
         """
         attempt = 0
         while True:
             try:
                 if cancel is None or not cancel.requested:
                     return request()
-                raise Refused(Condition.TIMEOUT, "the caller waits no more")
-            except Refused as refused:
-                undecided = once_only and refused.condition in UNDECIDED
-                last = attempt == self._retries or refused.condition not in PASSING
-                if last or undecided or _gave_up(cancel, _wait_s(attempt)):
-                    if refused.condition is Condition.DENIED:
-                        # What a server says then may name the access key.
-                        refused.__cause__ = refused.__context__ = None
-                    raise error_of(refused, doing, key=key, backend=self._backend) from refused
+                raise RequestFailed(ErrorKind.TIMEOUT, "the call was cancelled")
+            except RequestFailed as failed:
+                ambiguous = once_only and failed.kind in AMBIGUOUS
+                last = attempt == self._retries or failed.kind not in RETRYABLE
+                if last or ambiguous or _cancelled_within(cancel, _wait_s(attempt)):
+                    if failed.kind is ErrorKind.DENIED:
+                        # The server's text may contain the access key.
+                        failed.__cause__ = failed.__context__ = None
+                    raise error_of(failed, doing, key=key, backend=self._backend) from failed
             attempt += 1
             with self._lock:
-                self.made_again += 1
+                self.retries_made += 1
 
 
 def _wait_s(attempt: int) -> float:
-    """Give a random time to wait, longer after each attempt."""
+    """Return the randomized delay before the next attempt; it grows with *attempt*."""
     longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 4.0**attempt)
     return random.uniform(0.5, 1.0) * longest  # noqa: S311  # no secret
 
 
-def _gave_up(cancel: Cancellation | None, wait_s: float) -> bool:
-    """Wait, but no longer than the caller does."""
-    over = threading.Event()
+def _cancelled_within(cancel: Cancellation | None, wait_s: float) -> bool:
+    """Sleep for *wait_s*; return True at once if the call is cancelled."""
+    cancelled = threading.Event()
     if cancel is not None:
-        cancel.on_request(over.set)
-    return over.wait(wait_s)
+        cancel.on_request(cancelled.set)
+    return cancelled.wait(wait_s)

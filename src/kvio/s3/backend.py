@@ -1,4 +1,4 @@
-"""Blocks in a bucket: what every S3 backend does, over whatever its library gives."""
+"""Store blocks as S3 objects; the base class of every S3 backend."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kvio.errors import (
     UnsupportedError,
 )
 from kvio.s3 import body, sharing
-from kvio.s3.asking import Asking, run_in_turn
-from kvio.s3.conditions import Refused
+from kvio.s3.asking import RetryPolicy, run_sequentially
+from kvio.s3.conditions import RequestFailed
 from kvio.s3.objects import Connect, Objects, Traits
 from kvio.s3.options import S3Options, options_from_url
-from kvio.s3.probing import Conditions, Probe
+from kvio.s3.probing import ConditionalWrites, Probe
 from kvio.s3.raw import RawObject
 from kvio.s3.reading import Reader
 from kvio.s3.writing import Writer
@@ -40,27 +40,28 @@ from kvio.types import (
 )
 from kvio.url import StoreURL
 
-#: Lookups that are under way at once.
-_LOOKS: Final = 16
+#: Concurrent HEAD requests of `count_leading`.
+_CONCURRENT_HEADS: Final = 16
 
 
 class S3Backend(Backend):
-    """Blocks as objects below one prefix; a registered backend adds its library and nothing else.
+    """Stores each block as one object under the prefix; a subclass only names its library.
 
-    Thread-safe. A forked child opens anew, or is refused where its library would hang.
+    Thread-safe. After a fork the child connects again; where the library would hang in the child,
+    every call raises `UnsupportedError`.
     """
 
-    #: Makes the library's client; a class, so that it is no method here.
+    #: Creates the library's client. It is a class, so Python does not bind it as a method.
     library: ClassVar[Connect]
     traits: ClassVar[Traits]
 
     def __init__(self, options: S3Options) -> None:
         self.options = options
         self._check_options(options)
-        self._run_all: RunAll = run_in_turn
+        self._run_all: RunAll = run_sequentially
         self._refused = False
         self._renew()
-        self._ask(self._objects.check_bucket, f"open the bucket {options.bucket!r}")
+        self._request(self._objects.check_bucket, f"open the bucket {options.bucket!r}")
 
     @classmethod
     def from_url(cls, url: StoreURL) -> Self:
@@ -75,23 +76,23 @@ class S3Backend(Backend):
 
     def _check_options(self, options: S3Options) -> None:
         default = S3Options(bucket=options.bucket)
-        for option, why, values in self.traits.ignores:
+        for option, reason, values in self.traits.unsupported_options:
             value = getattr(options, option)
             if value in values or (not values and value != getattr(default, option)):
-                raise ConfigError(f"{self.name} cannot honour the option {option!r}: {why}")
+                raise ConfigError(f"{self.name} does not support the option {option!r}: {reason}")
 
     def _renew(self) -> None:
         self._pid = os.getpid()
-        self._ask = Asking(self.name, self.options.retries)
-        self._reader = Reader(self.options, self._ask, self._side_by_side)
-        self._writer = Writer(self.options, self._ask, self._reader, self._side_by_side)
-        self._conditions = Conditions(self.options, self._ask)
+        self._request = RetryPolicy(self.name, self.options.retries)
+        self._reader = Reader(self.options, self._request, self._run_parallel)
+        self._writer = Writer(self.options, self._request, self._reader, self._run_parallel)
+        self._conditional_writes = ConditionalWrites(self.options, self._request)
         self._lock = threading.Lock()
         self._connected: Objects | None = None
 
     @property
     def _objects(self) -> Objects:
-        """The library's client of this process, made when it is first needed."""
+        """Return this process's client of the library; connect on first use."""
         connected = self._connected
         if connected is not None and self._pid == os.getpid():
             return connected
@@ -104,25 +105,27 @@ class S3Backend(Backend):
             )
         with self._lock:
             if self._connected is None:
-                self._connected = sharing.take(type(self).library, self.options)
+                self._connected = sharing.acquire(type(self).library, self.options)
             return self._connected
 
-    def _side_by_side(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    def _run_parallel(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         return self._run_all(tasks)
 
     @property
     def capabilities(self) -> Capabilities:
         options, traits = self.options, self.traits
-        exclusive = self._conditions.hold(self._objects)
+        exclusive = self._conditional_writes.honoured(self._objects)
         notes = []
         if not traits.conditional:
-            notes.append("the library sends no If-None-Match: of two writers both may succeed")
+            notes.append(
+                "the library sends no If-None-Match: two writers of a key may both succeed"
+            )
         elif not exclusive:
             notes.append(
-                "the server does not honour If-None-Match: of two writers both may succeed"
+                "the server does not honour If-None-Match: two writers of a key may both succeed"
             )
         if traits.after_fork == "refuse":
-            notes.append("not usable in a forked child: start children by spawn")
+            notes.append("not usable in a forked child: start children with spawn")
         where = options.endpoint_url or f"AWS {options.region}"
         return Capabilities(
             atomic_write=True,
@@ -140,7 +143,7 @@ class S3Backend(Backend):
     def write_block(
         self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> Receipt:
-        if cancel is not None:  # a request that is given up goes on, and its caller too
+        if cancel is not None:  # an abandoned request still reads the bytes: copy them first
             parts = [memoryview(body.join(parts))]
         objects = self._objects
         return self._writer.write(
@@ -148,7 +151,7 @@ class S3Backend(Backend):
             key,
             parts,
             if_exists=if_exists,
-            conditional=if_exists != "replace" and self._conditions.hold(objects),
+            conditional=if_exists != "replace" and self._conditional_writes.honoured(objects),
             cancel=cancel,
         )
 
@@ -168,7 +171,7 @@ class S3Backend(Backend):
         return self._reader.whole(self._objects, key, parts, cancel)
 
     def read_block(self, key: str, *, cancel: Cancellation | None = None) -> memoryview | None:
-        return self._reader.fresh(self._objects, key, cancel)
+        return self._reader.read_new(self._objects, key, cancel)
 
     def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
         return self._reader.stat(self._objects, key, cancel)
@@ -183,19 +186,19 @@ class S3Backend(Backend):
             return BlockResult(key, status_of(exc), 0, exc)
 
     def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
-        for at in range(0, len(keys), _LOOKS):
-            group = keys[at : at + _LOOKS]
+        for at in range(0, len(keys), _CONCURRENT_HEADS):
+            group = keys[at : at + _CONCURRENT_HEADS]
             tasks = [partial(self._reader.exists, self._objects, key, cancel) for key in group]
-            there = self._side_by_side(tasks)
-            if not all(there):
-                return at + there.index(False)
+            found = self._run_parallel(tasks)
+            if not all(found):
+                return at + found.index(False)
         return len(keys)
 
     def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
         objects, name = self._objects, self._reader.name(key)
         if not self._reader.exists(objects, key, cancel):
             return False
-        self._ask(lambda: objects.delete(name), "delete", key=key, cancel=cancel)
+        self._request(lambda: objects.delete(name), "delete", key=key, cancel=cancel)
         return True
 
     def open_raw(self, key: str) -> RawBlock:
@@ -203,34 +206,34 @@ class S3Backend(Backend):
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         if prefix and not is_key(prefix) and not is_key(f"{prefix}x"):
-            return  # no key starts so, and a server may refuse to look
+            return  # no key starts with this, and a server may reject it
         for name in self._names(self._reader.name(prefix)):
             key = name.removeprefix(self.options.name_prefix)
             if is_key(key):
                 yield key
 
     def _names(self, start: str) -> Iterator[str]:
-        """Yield names in their order; a listing that fails begins anew behind the last one."""
+        """Yield names in order; after a transient error, restart behind the last name."""
         last, names = "", self._objects.list_names(start)
 
-        def following() -> str | None:
+        def next_name() -> str | None:
             nonlocal names
             try:
                 return next((name for name in names if name > last), None)
-            except Refused:
-                names = self._objects.list_names(start)  # what has failed would end here
+            except RequestFailed:
+                names = self._objects.list_names(start)  # a failed generator is exhausted
                 raise
 
-        while (name := self._ask(following, "list")) is not None:
+        while (name := self._request(next_name, "list")) is not None:
             last = name
             yield name
 
     def probe(self) -> list[Finding]:
-        return list(Probe(self.options, self._ask).findings(self._objects))
+        return list(Probe(self.options, self._request).findings(self._objects))
 
     @property
     def retries_made(self) -> int:
-        return self._ask.made_again
+        return self._request.retries_made
 
     def use_threads(self, run_all: RunAll) -> None:
         self._run_all = run_all
@@ -243,5 +246,5 @@ class S3Backend(Backend):
 
     def close(self) -> None:
         if self._connected is not None and self._pid == os.getpid():
-            sharing.give_back(self._connected)
+            sharing.release(self._connected)
         self._connected = None

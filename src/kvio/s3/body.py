@@ -1,4 +1,4 @@
-"""Bytes in several pieces: cut, joined, checksummed."""
+"""Slice, join and checksum bytes that lie in several buffers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kvio import _native
 from kvio.buffers import total_bytes as total_bytes
 from kvio.types import KiB, Parts
 
-#: What `Pieces` gives at least of a body at once.
+#: `BodyFile.read` returns at least this many bytes, except at the end.
 PIECE_NBYTES: Final = 256 * KiB
 
 
 def cut(parts: Parts, start: int, stop: int) -> list[memoryview]:
-    """Give the pieces that hold bytes *start* to *stop* of the whole; nothing is copied."""
+    """Return views of bytes *start* to *stop* of the concatenated parts, without a copy."""
     pieces = []
     for part in parts:
         piece = part[max(0, start) : max(0, stop)]
@@ -29,14 +29,14 @@ def cut(parts: Parts, start: int, stop: int) -> list[memoryview]:
 
 
 def scatter(pieces: Sequence[Any], parts: Parts) -> int:
-    """Copy what a library answered into the parts, as far as it fits, and count it."""
+    """Copy the buffers that a library returned into the parts; return the bytes that fitted."""
     if len(pieces) == 1 and parts and len(pieces[0]) <= len(parts[0]):
         nbytes = len(pieces[0])
         parts[0][:nbytes] = pieces[0]
         return nbytes
     done = 0
-    for answered in pieces:
-        piece: memoryview = memoryview(answered)
+    for buffer in pieces:
+        piece: memoryview = memoryview(buffer)
         at = 0
         for target in cut(parts, done, done + len(piece)):
             target[:] = piece[at : at + len(target)]
@@ -46,7 +46,7 @@ def scatter(pieces: Sequence[Any], parts: Parts) -> int:
 
 
 def join(parts: Parts) -> bytes:
-    """Copy the pieces into one; a caller's own ``bytes`` are taken as they are."""
+    """Return the parts joined into one ``bytes``; a single ``bytes`` object is not copied."""
     if len(parts) == 1:
         owner = parts[0].obj
         if type(owner) is bytes and len(owner) == len(parts[0]):
@@ -55,23 +55,23 @@ def join(parts: Parts) -> bytes:
 
 
 def ranges(nbytes: int, step: int) -> Iterator[tuple[int, int]]:
-    """Cut [0, nbytes) into (start, stop)."""
+    """Yield (start, stop) ranges of *step* bytes that cover [0, nbytes)."""
     for start in range(0, nbytes, step):
         yield start, min(nbytes, start + step)
 
 
 def crc32c(parts: Parts, value: int = 0) -> int:
-    """Continue a CRC32C over the pieces."""
+    """Return the CRC32C of the parts, continued from *value*."""
     for part in parts:
         value = _native.crc32c(part, value)
     return value
 
 
-class Pieces:
-    """A body as a file that a client sends piece by piece; the parts are not joined.
+class BodyFile:
+    """A request body as a file object, so that a client sends it in pieces without joining it.
 
-    urllib3 sends ``bytes`` by one call, which must end in the time that a connection may take to
-    be made: a slow line breaks it, however well the bytes flow. Of a file each piece has that time.
+    urllib3 sends ``bytes`` with one ``sendall``, which must finish within the connect timeout. A
+    slow connection exceeds it even while data flows. With a file, the timeout applies per piece.
     """
 
     def __init__(self, parts: Parts, limit_s: float) -> None:
@@ -82,23 +82,23 @@ class Pieces:
         self._deadline = time.monotonic() + limit_s
 
     def read(self, nbytes: int = -1) -> bytes | memoryview:
-        """Give the next *nbytes*, or `PIECE_NBYTES` if that is more; nothing at the end.
+        """Return the next max(*nbytes*, `PIECE_NBYTES`) bytes, or b"" at the end.
 
         Raises:
-            TimeoutError: the body has been under way for longer than its limit.
+            TimeoutError: more than the limit has passed since the request began.
         """
         if time.monotonic() > self._deadline:
-            raise TimeoutError(f"the body was not taken within {self._limit_s:g} s")
+            raise TimeoutError(f"the body was not sent within {self._limit_s:g} s")
         most = self._total if nbytes < 0 else max(nbytes, PIECE_NBYTES)
         start, self._at = self._at, min(self._total, self._at + most)
         pieces = cut(self._parts, start, self._at)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go on elsewhere."""
+        """Set the position of the next read and return it."""
         self._at = offset + (0, self._at, self._total)[whence]
         return self._at
 
     def tell(self) -> int:
-        """Say where the next piece begins."""
+        """Return the position of the next read."""
         return self._at

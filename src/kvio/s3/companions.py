@@ -1,4 +1,4 @@
-"""Calls that nothing can interrupt, made on a thread that may be left behind."""
+"""Run uninterruptible calls in threads that can be abandoned after a timeout."""
 
 from __future__ import annotations
 
@@ -10,109 +10,108 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from kvio import exits, threads
-from kvio.s3.conditions import Condition, Refused
+from kvio.s3.conditions import ErrorKind, RequestFailed
 from kvio.types import Cancellation
 
 T = TypeVar("T")
 
-#: What the threads are called.
 THREAD_NAME: Final = "kvio-io"
-#: Native code that comes back while Python is being taken down ends the process by SIGABRT (before
-#: CPython 3.14), so calls that were given up may end for so long before.
-_LAST_WAIT_S: Final = 2.0
-_left_behind: Final[set[threading.Thread]] = set()
+#: Before CPython 3.14, native code that returns during interpreter shutdown aborts the process
+#: (SIGABRT). At exit, abandoned calls therefore get this long to finish.
+_EXIT_WAIT_S: Final = 2.0
+_abandoned: Final[set[threading.Thread]] = set()
 
 
-class _Companion:
-    """A thread that makes one caller's call at a time; a lock tells that it has been made."""
+class _DetachableThread:
+    """A thread that runs one call at a time; releasing ``_done`` signals that it has ended."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self._made = threading.Lock()
-        self._made.acquire()
+        self._done = threading.Lock()
+        self._done.acquire()
         self._result: Any = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
         threads.start(self._thread)
 
-    def make(self, call: Callable[[], Any], timeout_s: float) -> bool:
-        """Have a call made; False: it was not in time, and this thread is to be left alone."""
+    def run(self, call: Callable[[], Any], timeout_s: float) -> bool:
+        """Run a call; return False after *timeout_s*: then the thread must not be used again."""
         self._calls.put(call)
-        return self._made.acquire(timeout=timeout_s)
+        return self._done.acquire(timeout=timeout_s)
 
-    def answer(self) -> Any:
-        """Return or raise what the call did."""
+    def result(self) -> Any:
+        """Return the call's result, or raise its exception."""
         result, error = self._result, self._error
         self._result = self._error = None
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # its traceback has this frame
+                del error  # its traceback refers to this frame: avoid the reference cycle
         return result
 
     def end(self) -> None:
-        """Let the thread end, after the call that it is in."""
+        """Let the thread end after its current call."""
         self._calls.put(None)
 
-    def leave(self) -> None:
-        """Give up the call that the thread is in, and the thread with it."""
-        _left_behind.add(self._thread)
+    def abandon(self) -> None:
+        """Abandon the current call and its thread."""
+        _abandoned.add(self._thread)
         self.end()
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             try:
                 self._result = call()
-            except BaseException as exc:  # noqa: BLE001  # it belongs to whoever waits
+            except BaseException as exc:  # noqa: BLE001  # raised in the waiting thread
                 self._error = exc
-            del call  # it holds the caller's memory
-            self._made.release()
-        _left_behind.discard(self._thread)
+            del call  # it refers to the caller's buffers
+            self._done.release()
+        _abandoned.discard(self._thread)
 
 
-class Companions:
-    """Makes calls for any number of threads, each on a thread beside the caller's.
+class DetachableThreads:
+    """Runs each call in another thread and waits for it, for any number of calling threads.
 
-    That takes two switches of threads and nothing else. A call that does not end in time is given
-    up together with its thread, which ends when the call does. A waiting caller hears Ctrl-C.
+    This costs two thread switches. A call that exceeds the timeout is abandoned with its thread,
+    which ends when the call returns. Ctrl-C interrupts a waiting caller.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._idle: deque[_Companion] = deque()
+        self._idle: deque[_DetachableThread] = deque()
         self._closed = False
 
-    def make(self, call: Callable[[], T], cancel: Cancellation | None = None) -> T:
-        """Make a call and return its result; one that is given up is told by *cancel* before.
+    def run(self, call: Callable[[], T], cancel: Cancellation | None = None) -> T:
+        """Run a call and return its result; request *cancel* before abandoning the call.
 
         Raises:
-            Refused: it did not end in time.
+            RequestFailed: the call exceeded the timeout.
         """
         try:
-            companion = self._idle.pop()
+            worker = self._idle.pop()
         except IndexError:
-            companion = _Companion()
-        in_time = False
+            worker = _DetachableThread()
+        finished = False
         try:
-            in_time = companion.make(call, self._timeout_s)
+            finished = worker.run(call, self._timeout_s)
         finally:
-            if not in_time:
+            if not finished:
                 if cancel is not None:
                     cancel.request()
-                companion.leave()
-        if not in_time:
-            raise Refused(Condition.TIMEOUT, f"no end after {self._timeout_s:g} s")
+                worker.abandon()
+        if not finished:
+            raise RequestFailed(ErrorKind.TIMEOUT, f"no end after {self._timeout_s:g} s")
         try:
-            answer: T = companion.answer()
+            result: T = worker.result()
         finally:
-            self._idle.append(companion)
+            self._idle.append(worker)
             if self._closed:
                 self.close()
-        return answer
+        return result
 
     def close(self) -> None:
-        """End the threads; one that is in a call ends after it."""
+        """End the idle threads; a busy thread ends after its call."""
         self._closed = True
         while self._idle:
             try:
@@ -121,10 +120,10 @@ class Companions:
                 return
 
 
-def _wait_for_those_left() -> None:
-    deadline = time.monotonic() + _LAST_WAIT_S
-    for thread in tuple(_left_behind):
+def _join_abandoned() -> None:
+    deadline = time.monotonic() + _EXIT_WAIT_S
+    for thread in tuple(_abandoned):
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-exits.last(_wait_for_those_left)
+exits.last(_join_abandoned)

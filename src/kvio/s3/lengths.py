@@ -1,75 +1,75 @@
-"""Whole answers from libraries that give an object's bytes and nothing else of it."""
+"""Find an object's length with libraries whose GET returns its bytes but no metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from kvio.s3.conditions import Condition, Refused
-from kvio.s3.objects import UNKNOWN, Got, Head
+from kvio.s3.conditions import ErrorKind, RequestFailed
+from kvio.s3.objects import UNKNOWN, GetResult, Head
 
-#: Get at most so many bytes (second) from an offset (first) on.
+#: Get at most (second argument) bytes from an offset (first argument).
 Get: TypeAlias = Callable[[int, int], Sequence[Any]]
 
-#: How often an object may be replaced while its bytes and its length are asked for.
+#: Attempts while the object is replaced between the GET and the HEAD.
 _ATTEMPTS: Final = 4
 
 
 def fetch(
     get: Get, head: Callable[[], Head], start: int, stop: int | None, room: int
 ) -> tuple[Sequence[Any], int, str | None]:
-    """Get buffers, the object's length, and its ETag if known, as `bounded.Fetching` says.
+    """Return buffers, the object's length, and its ETag if known; see `bounded.BlockingObjects`.
 
-    An answer that is shorter than what was asked for shows where the object ends. A range that came
-    whole says nothing of it, and nothing more is asked. Else a HEAD follows.
+    A response shorter than requested shows where the object ends. After a complete range the
+    length is `UNKNOWN`. In all other cases a HEAD request follows.
 
     Raises:
-        Refused: a request failed, or the object was replaced between two.
+        RequestFailed: a request failed, or the object was replaced between GET and HEAD.
     """
     wanted = room + 1 if stop is None else min(stop - start, room)
     for attempt in range(_ATTEMPTS):
         try:
             pieces = get(start, wanted) if wanted else ()
             break
-        except Refused as refused:
-            if refused.condition is not Condition.RANGE or start:
+        except RequestFailed as failed:
+            if failed.kind is not ErrorKind.RANGE or start:
                 raise
-            standing = head()  # an empty object has no range
-            if not standing.nbytes:
-                return (), 0, standing.etag
-            if attempt == _ATTEMPTS - 1:  # else it was empty a moment ago
+            found = head()  # an empty object has no valid range
+            if not found.nbytes:
+                return (), 0, found.etag
+            if attempt == _ATTEMPTS - 1:  # before, the object may just have been empty
                 raise
     got = sum(map(len, pieces))
     if got < wanted:
         return pieces, start + got, None
     if stop is not None and got == stop - start:
         return pieces, UNKNOWN, None
-    standing = head()
-    if standing.nbytes < start + got:
-        raise Refused(Condition.CONFLICT, "the object was replaced while it was read")
-    return () if stop is None else pieces, standing.nbytes, standing.etag
+    found = head()
+    if found.nbytes < start + got:
+        raise RequestFailed(ErrorKind.CONFLICT, "the object was replaced while it was read")
+    return () if stop is None else pieces, found.nbytes, found.etag
 
 
-def end(get: Get, head: Callable[[], Head], nbytes: int) -> tuple[bytes, Got]:
-    """Get an object's last bytes.
+def get_tail(get: Get, head: Callable[[], Head], nbytes: int) -> tuple[bytes, GetResult]:
+    """Return an object's last bytes.
 
     Raises:
-        Refused: a request failed, or the object was replaced again and again.
+        RequestFailed: a request failed, or the object was replaced during every attempt.
     """
     for _ in range(_ATTEMPTS):
-        standing = head()
-        start = max(0, standing.nbytes - nbytes)
-        wanted = standing.nbytes - start
+        found = head()
+        start = max(0, found.nbytes - nbytes)
+        wanted = found.nbytes - start
         if not wanted:
-            return b"", Got(0, standing.nbytes, standing.etag, standing.mtime_ns)
+            return b"", GetResult(0, found.nbytes, found.etag, found.mtime_ns)
         try:
-            found = b"".join(get(start, wanted + 1))  # one more shows that it is longer by now
-        except Refused as refused:
-            if refused.condition is not Condition.RANGE:
+            end = b"".join(get(start, wanted + 1))  # the extra byte shows that it has grown
+        except RequestFailed as failed:
+            if failed.kind is not ErrorKind.RANGE:
                 raise
-            continue  # it is shorter by now
-        if len(found) == wanted:
-            return found, Got(wanted, standing.nbytes, standing.etag, standing.mtime_ns)
-        if len(found) < wanted and head() == standing:  # not replaced: the answer is short
-            return found, Got(len(found), standing.nbytes, standing.etag, standing.mtime_ns)
-    raise Refused(Condition.CONFLICT, "the object was replaced while its end was read")
+            continue  # the object is shorter now
+        if len(end) == wanted:
+            return end, GetResult(wanted, found.nbytes, found.etag, found.mtime_ns)
+        if len(end) < wanted and head() == found:  # not replaced: the response is truncated
+            return end, GetResult(len(end), found.nbytes, found.etag, found.mtime_ns)
+    raise RequestFailed(ErrorKind.CONFLICT, "the object was replaced while its end was read")

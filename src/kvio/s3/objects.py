@@ -1,4 +1,4 @@
-"""What a library's file gives: objects by name, each verb one blocking call."""
+"""Define what a library's file implements: blocking operations on named objects."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from kvio.s3.options import S3Options
 from kvio.types import Parts
 
 
-class Ignored(NamedTuple):
-    """An option that a library cannot honour: some of its *values*, or all but the default."""
+class UnsupportedOption(NamedTuple):
+    """An option that a library does not support: some of its *values*, or all but the default."""
 
     option: str
-    why: str
+    reason: str
     values: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What a library can do, always in the positive.
+    """What a library supports.
 
     Attributes:
-        conditional: sends If-None-Match, for one request and for parts, so that a server that
-            honours it decides who was first.
-        checks_upload: the server compares the body with a checksum the library sends: CRC32C,
-            SHA-256 (where the payload is signed), or nothing.
-        after_fork: a child may open anew (``reopen``), or must not use the library (``refuse``).
-        bounded: its own timeouts hold; else calls are given up by kvio after request_timeout_s.
-        ignores: options that it cannot honour.
+        conditional: it sends If-None-Match, with a PUT and with a multipart upload, so that a
+            server that supports the header lets only one of several writers succeed.
+        checks_upload: the checksum that the library sends and the server verifies: CRC32C,
+            SHA-256 (where the payload is signed), or none.
+        after_fork: a child may connect again (``reopen``) or must not use the library (``refuse``).
+        own_timeouts: its timeouts work; else kvio abandons calls after request_timeout_s.
+        unsupported_options: options that it does not support.
     """
 
     conditional: bool
     checks_upload: Literal["crc32c", "sha256", "none"]
     after_fork: Literal["reopen", "refuse"]
-    bounded: bool
-    ignores: tuple[Ignored, ...] = ()
+    own_timeouts: bool
+    unsupported_options: tuple[UnsupportedOption, ...] = ()
 
 
-#: The length of an object of which only a range is known.
+#: The length of an object that a range request did not report.
 UNKNOWN: Final = -1
 
 
-class Got(NamedTuple):
-    """An answer to a read: bytes filled in, the object's length, its ETag and time if known."""
+class GetResult(NamedTuple):
+    """The result of a read: bytes delivered, the object's length, its ETag and time if known."""
 
     nbytes: int
     total: int
@@ -54,7 +54,7 @@ class Got(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a server says of an object: length, time in nanoseconds since 1970, ETag."""
+    """The metadata of an object: length, time in nanoseconds since 1970, ETag."""
 
     nbytes: int
     mtime_ns: int | None
@@ -62,59 +62,58 @@ class Head(NamedTuple):
 
 
 class Objects(Protocol):
-    """One bucket through one library; thread-safe.
+    """One bucket, accessed with one library; thread-safe.
 
-    Every method makes its requests once, with no retry of the library's own, and raises
-    `kvio.s3.conditions.Refused` when one fails. Names are whole object names.
+    Every method makes each request once, without the library's retries, and raises
+    `kvio.s3.conditions.RequestFailed` when one fails. Names are complete object names.
 
-    A library's class is made from `S3Options`, which makes no request, and raises `ConfigError` for
-    an option that the library cannot honour.
+    The constructor takes `S3Options`. It makes no request and raises `ConfigError` for an option
+    that the library does not support.
     """
 
     @property
     def traits(self) -> Traits:
-        """What the library can do."""
+        """Return what the library supports."""
 
     def check_bucket(self) -> None:
-        """Make one request that tells whether the bucket is there and may be used."""
+        """Fail unless the bucket exists and is accessible; costs one request."""
 
     def put(
-        self, name: str, parts: Parts, *, crc32c: int | None, only_new: bool, run_all: RunAll
+        self, name: str, parts: Parts, *, crc32c: int | None, if_none_match: bool, run_all: RunAll
     ) -> None:
         """Store the joined parts.
 
-        Larger bodies than ``part_bytes`` go in parts, side by side by *run_all* where the library
-        leaves that to its user, and what was stored of them is given up when one fails. *crc32c*
-        of the whole body is sent for the server to check, where the library can. With *only_new*
-        an object that stands there is `Condition.EXISTS`.
+        Bodies larger than ``part_bytes`` are sent as a multipart upload, which is aborted when a
+        part fails. Parts are sent in parallel, with *run_all* if the library has no threads.
+        *crc32c* of the whole body is sent for the server to verify, if the library can. With
+        *if_none_match*, an existing object is `ErrorKind.EXISTS`.
         """
 
     def get_into(
-        self, name: str, parts: Parts, start: int, stop: int | None, *, described: bool = True
-    ) -> Got:
-        """Fill the parts with the object's bytes from *start* to before *stop* or its end.
+        self, name: str, parts: Parts, start: int, stop: int | None, *, with_metadata: bool = True
+    ) -> GetResult:
+        """Read the object's bytes [*start*, *stop*), or to its end, into the parts.
 
-        Unless it is to be *described*, a range may say nothing else of the object.
-
-        At most as many as fit the parts; an answer that ends early is `Condition.LOST`. A
-        *start* at or beyond the end is `Condition.RANGE`, but of an empty object read from 0.
+        Reads at most as many bytes as fit. A truncated response is `ErrorKind.LOST`. A *start* at
+        or beyond the end is `ErrorKind.RANGE`, except for 0 in an empty object. Without
+        *with_metadata*, the result of a range may lack the length and the ETag.
         """
 
-    def get_tail(self, name: str, nbytes: int) -> tuple[bytes, Got]:
-        """Fetch the last bytes of an object, fewer where it is shorter."""
+    def get_tail(self, name: str, nbytes: int) -> tuple[bytes, GetResult]:
+        """Return the last *nbytes* bytes of an object, or all of a shorter object."""
 
     def head(self, name: str) -> Head:
-        """Ask for an object's length without its bytes."""
+        """Return an object's length and metadata."""
 
     def delete(self, name: str) -> None:
-        """Remove an object; none being there is no failure."""
+        """Delete an object; do nothing if there is none."""
 
     def list_names(self, prefix: str) -> Iterator[str]:
         """Yield the names that start with *prefix*, page by page."""
 
     def close(self) -> None:
-        """Give back connections."""
+        """Close the connections."""
 
 
-#: How a library's client is made.
+#: Creates a library's client.
 Connect: TypeAlias = Callable[[S3Options], Objects]

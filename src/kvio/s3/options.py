@@ -1,4 +1,4 @@
-"""The options of the S3 backends, one set for every library."""
+"""Define the options of the S3 backends, the same for every library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kvio.types import (
 )
 from kvio.url import Secret, StoreURL, typed_options
 
-#: What S3 allows.
+#: Limits of S3.
 MIN_PART_BYTES: Final = 5 * MiB
 MAX_PART_BYTES: Final = 5 * GiB
 MAX_PARTS: Final = 10_000
@@ -35,30 +35,30 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]").fullmatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
-    """What can be chosen when an S3 store is opened.
+    """Options of an S3 store.
 
     Attributes:
         bucket, prefix: where the blocks are; keys lie below ``prefix/``.
         endpoint_url: the server, ``https://host:port``; None: AWS.
-        region: what requests are signed for.
-        access_key, secret_key, session_token: None: the library's own chain of providers.
+        region: the region that requests are signed for.
+        access_key, secret_key, session_token: credentials; None: the library's provider chain.
         addressing: the bucket in the ``path`` or in the host name (``virtual``); ``auto``: path
-            where an endpoint is given.
-        tls_verify: check the server's certificate.
+            if an endpoint is given.
+        tls_verify: verify the server's certificate.
         ca_file: trust these certificates instead of the system's.
         part_bytes: larger blocks are written in parts and read in ranges of this size.
-        connections: kept open at most; no fewer than the threads that use the store.
-        connect_timeout_s, read_timeout_s: for a connection, and for the next bytes of an answer,
-            or of a body to be taken.
-        request_timeout_s: for one request, whatever else comes of it; ``inf``: no limit.
-        retries: how often a request that failed in passing is made again.
-        checksum: ``crc32c`` in every trailer, and sent with the body where the library can.
+        connections: connections kept open at most; use at least the number of threads.
+        connect_timeout_s: timeout for connecting.
+        read_timeout_s: timeout for the next bytes of a response, or of a body being sent.
+        request_timeout_s: timeout for one whole request; ``inf``: none.
+        retries: how often a request is retried after transient errors.
+        checksum: ``crc32c`` in every trailer, and sent with the body if the library can.
         payload_signing: ``signed`` (SHA-256 of the body), ``unsigned``, or ``auto``: unsigned over
             TLS.
-        conditional: ``probe`` whether the server honours If-None-Match before it is relied on,
-            ``trust`` it, or never use it (``off``).
+        conditional: ``probe`` the server's support of If-None-Match before using it, ``trust``
+            the server, or never use the header (``off``).
         durability, layout, verify: as for every store.
-        namespace: goes into every trailer; blocks of another namespace are refused.
+        namespace: stored in every trailer; blocks of another namespace are refused.
     """
 
     bucket: str
@@ -92,40 +92,40 @@ class S3Options:
 
     @property
     def tls(self) -> bool:
-        """The server is spoken to over TLS."""
+        """Return whether connections use TLS."""
         return self.endpoint_url is None or self.endpoint_url.startswith("https:")
 
     @property
     def host(self) -> str | None:
-        """``host:port`` of the endpoint, or None for AWS."""
+        """Return ``host:port`` of the endpoint, or None for AWS."""
         return urlsplit(self.endpoint_url).netloc if self.endpoint_url else None
 
     @property
     def path_style(self) -> bool:
-        """The bucket goes into the path."""
+        """Return whether URLs have the bucket in the path."""
         if self.addressing == "auto":
             return self.endpoint_url is not None
         return self.addressing == "path"
 
     @property
     def signs_payload(self) -> bool:
-        """Bodies are hashed with SHA-256 for their signature."""
+        """Return whether signatures include a SHA-256 of the body."""
         return self.payload_signing == "signed" or (self.payload_signing == "auto" and not self.tls)
 
     @property
     def name_prefix(self) -> str:
-        """What stands before a key in an object's name."""
+        """Return the part of an object's name before the key."""
         return f"{self.prefix}/" if self.prefix else ""
 
 
 def options_from_url(url: StoreURL, environ: Mapping[str, str] = os.environ) -> S3Options:
-    """Read options from ``scheme://bucket/prefix?option=value``.
+    """Parse ``scheme://bucket/prefix?option=value``.
 
-    Endpoint and region that are not given are taken from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,
-    AWS_REGION and AWS_DEFAULT_REGION, as every AWS tool does.
+    A missing endpoint or region is taken from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION
+    and AWS_DEFAULT_REGION, as in every AWS tool.
 
     Raises:
-        ConfigError: an option or the URL is wrong.
+        ConfigError: the URL or an option is invalid.
     """
     if not url.host:
         raise ConfigError(f"{url.scheme} needs a bucket: {url.scheme}://bucket/prefix")
@@ -157,7 +157,7 @@ def _check_names(options: S3Options) -> None:
         )
     check_namespace(options.namespace)
     if (options.access_key is None) != (options.secret_key is None):
-        raise ConfigError("access_key and secret_key are given together or not at all")
+        raise ConfigError("access_key and secret_key must be given together")
     if options.session_token is not None and options.secret_key is None:
         raise ConfigError("session_token needs access_key and secret_key")
 
@@ -171,7 +171,7 @@ def _check_endpoint(options: S3Options) -> None:
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise ConfigError("endpoint_url must not hold credentials")
-    shown = f"{parts.scheme}://{parts.netloc}"  # what else it has may be a secret
+    shown = f"{parts.scheme}://{parts.netloc}"  # the rest may be a secret
     try:
         _ = parts.port
     except ValueError:
@@ -179,17 +179,17 @@ def _check_endpoint(options: S3Options) -> None:
     if not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment:
         raise ConfigError(f"endpoint_url must be scheme://host:port alone: {shown!r:.80}")
     if not options.tls and (options.ca_file is not None or not options.tls_verify):
-        raise ConfigError("ca_file and tls_verify are for https, and the endpoint is http")
+        raise ConfigError("ca_file and tls_verify need an https endpoint, but this one is http")
     in_the_clear = not options.tls and not is_loopback(parts.hostname)
     if in_the_clear and options.payload_signing == "unsigned":
         raise ConfigError(
-            "payload_signing='unsigned' over plain http is for loopback addresses alone: anybody "
-            "between could change what is stored"
+            "payload_signing='unsigned' over plain http is allowed for loopback addresses only: "
+            "the network could change the body unnoticed"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host name can only be this machine."""
+    """Return whether a host name always means this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -198,13 +198,13 @@ def is_loopback(host: str) -> bool:
 
 def _check_numbers(options: S3Options) -> None:
     if not MIN_PART_BYTES <= options.part_bytes <= MAX_PART_BYTES:
-        raise ConfigError("option 'part_bytes' must be 5 MiB to 5 GiB: S3 takes no other parts")
+        raise ConfigError("option 'part_bytes' must be 5 MiB to 5 GiB: S3 accepts no other parts")
     if options.connections < 1 or options.retries < 0:
         raise ConfigError("'connections' must be at least 1, and 'retries' not negative")
     for name in ("connect_timeout_s", "read_timeout_s", "request_timeout_s"):
         if not getattr(options, name) > 0:
             raise ConfigError(f"option {name!r} must be above 0 seconds")
     if math.isinf(options.connect_timeout_s) or math.isinf(options.read_timeout_s):
-        raise ConfigError("only 'request_timeout_s' may be without limit")
+        raise ConfigError("only 'request_timeout_s' may be infinite")
     if options.ca_file is not None and not os.path.isfile(options.ca_file):
         raise ConfigError(f"ca_file {options.ca_file!r:.200} is not a file")

@@ -1,4 +1,4 @@
-"""What a server really does, whatever it says: found out with one small object."""
+"""Test what a server supports, with one small object."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final
 
 from kvio.errors import BlockExistsError, KvioError
 from kvio.s3 import body
-from kvio.s3.asking import Asking, run_in_turn
-from kvio.s3.conditions import Condition, Refused
+from kvio.s3.asking import RetryPolicy, run_sequentially
+from kvio.s3.conditions import ErrorKind, RequestFailed
 from kvio.s3.objects import Objects
 from kvio.s3.options import S3Options
 from kvio.types import Finding
@@ -20,16 +20,16 @@ _PROBE: Final = ".kvio-probe-"
 _DATA: Final = bytes(range(256))
 
 
-class Conditions:
-    """Whether conditional writes can be relied on; found out once, when it is first needed."""
+class ConditionalWrites:
+    """Finds out once, on first use, whether the server supports conditional writes."""
 
-    def __init__(self, options: S3Options, ask: Asking) -> None:
-        self._probe = Probe(options, ask)
+    def __init__(self, options: S3Options, request: RetryPolicy) -> None:
+        self._probe = Probe(options, request)
         self._lock = threading.Lock()
         self._known: bool | None = {"trust": True, "off": False}.get(options.conditional)
 
-    def hold(self, objects: Objects) -> bool:
-        """Tell whether the server refuses a second conditional write of one name."""
+    def honoured(self, objects: Objects) -> bool:
+        """Return whether the server refuses a second conditional write of one name."""
         if not objects.traits.conditional:
             return False
         with self._lock:
@@ -39,52 +39,52 @@ class Conditions:
 
 
 class Probe:
-    """Tries things out below the prefix of a store, and removes what it made."""
+    """Tests the server with temporary objects below the store's prefix."""
 
-    def __init__(self, options: S3Options, ask: Asking) -> None:
+    def __init__(self, options: S3Options, request: RetryPolicy) -> None:
         self._options = options
-        self._ask = ask
+        self._request = request
 
     def refuses_second(self, objects: Objects) -> bool:
-        """Write one name twice on condition that it is new."""
+        """Write one name twice with If-None-Match; return whether the second write failed."""
         with self._object(objects) as name:
             try:
-                self._put(objects, name, only_new=True)
-                self._put(objects, name, only_new=True)
+                self._put(objects, name, if_none_match=True)
+                self._put(objects, name, if_none_match=True)
             except BlockExistsError:
                 return True
             except KvioError:
-                return False  # it refuses the header, or us: then nothing is promised
+                return False  # the server rejects the header or the request
         return False
 
     def findings(self, objects: Objects) -> Iterator[Finding]:
-        """Say what the server does with conditions, checksums, ranges and ends of objects."""
-        yield _told(
+        """Yield findings about conditional writes, checksums, ranges and the connection."""
+        yield _finding(
             "If-None-Match",
             objects.traits.conditional and self.refuses_second(objects),
-            "The server decides which of several writers of a key was first.",
-            "Of two writers both may succeed; keep and error look first, then write.",
+            "Of several writers of a new key exactly one succeeds.",
+            "Two writers of a key may both succeed; keep and error check, then write.",
         )
         if objects.traits.checks_upload == "crc32c":
-            yield _told(
+            yield _finding(
                 "body checksums",
                 self._refuses_wrong_checksum(objects),
-                "A body that changed on its way is refused by the server.",
-                "A body that changes on its way is stored; reading it finds out.",
+                "The server refuses a body that was changed on its way.",
+                "The server stores a body that was changed on its way; a read detects it.",
             )
-        yield _told(
+        yield _finding(
             "ranges",
             self._answers_range(objects),
-            "Large blocks are read in ranges side by side.",
+            "Large blocks are read as parallel ranges.",
             "Parts of a block cannot be read.",
         )
         yield Finding(
             "connection",
             "TLS" if self._options.tls else "plain http",
             self._options.tls or None,
-            "Bodies are hashed for their signature."
+            "The signature includes a SHA-256 of the body."
             if self._options.signs_payload
-            else "Bodies are not hashed twice: their signature covers the headers.",
+            else "The signature covers the headers only, so bodies are not hashed for it.",
         )
 
     def _refuses_wrong_checksum(self, objects: Objects) -> bool:
@@ -95,29 +95,31 @@ class Probe:
                     name,
                     [memoryview(_DATA)],
                     crc32c=wrong,
-                    only_new=False,
-                    run_all=run_in_turn,
+                    if_none_match=False,
+                    run_all=run_sequentially,
                 )
-            except Refused as refused:
-                return refused.condition is Condition.MANGLED
+            except RequestFailed as failed:
+                return failed.kind is ErrorKind.MANGLED
         return False
 
     def _answers_range(self, objects: Objects) -> bool:
         room = memoryview(bytearray(16))
         with self._object(objects) as name:
-            self._put(objects, name, only_new=False)
+            self._put(objects, name, if_none_match=False)
             try:
-                self._ask(lambda: objects.get_into(name, [room], 16, 32), "read a range")
+                self._request(lambda: objects.get_into(name, [room], 16, 32), "read a range")
             except KvioError:
                 return False
         return bytes(room) == _DATA[16:32]
 
-    def _put(self, objects: Objects, name: str, *, only_new: bool) -> None:
+    def _put(self, objects: Objects, name: str, *, if_none_match: bool) -> None:
         def put() -> None:
             data = [memoryview(_DATA)]
-            objects.put(name, data, crc32c=None, only_new=only_new, run_all=run_in_turn)
+            objects.put(
+                name, data, crc32c=None, if_none_match=if_none_match, run_all=run_sequentially
+            )
 
-        self._ask(put, "probe the server", once_only=only_new)
+        self._request(put, "probe the server", once_only=if_none_match)
 
     @contextmanager
     def _object(self, objects: Objects) -> Iterator[str]:
@@ -125,9 +127,9 @@ class Probe:
         try:
             yield name
         finally:
-            self._ask(lambda: objects.delete(name), "remove the probe")
+            self._request(lambda: objects.delete(name), "remove the probe")
 
 
-def _told(name: str, good: bool, meaning: str, otherwise: str) -> Finding:  # noqa: FBT001
+def _finding(name: str, good: bool, meaning: str, otherwise: str) -> Finding:  # noqa: FBT001
     answer = "honoured" if good else "not honoured"
     return Finding(name, answer, good, meaning if good else otherwise)

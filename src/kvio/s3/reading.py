@@ -1,4 +1,4 @@
-"""Reading objects: whole, in ranges side by side, by a part, or only the end."""
+"""Read and validate objects: whole, as parallel ranges, in part, or only the trailer."""
 
 from __future__ import annotations
 
@@ -16,66 +16,66 @@ from kvio.errors import (
     TransientStorageError,
 )
 from kvio.s3 import body, trailers
-from kvio.s3.asking import Asking
-from kvio.s3.conditions import Condition, Refused
-from kvio.s3.objects import UNKNOWN, Got, Head, Objects
+from kvio.s3.asking import RetryPolicy
+from kvio.s3.conditions import ErrorKind, RequestFailed
+from kvio.s3.objects import UNKNOWN, GetResult, Head, Objects
 from kvio.s3.options import S3Options
 from kvio.types import BlockStat, Cancellation, Parts
 
-#: How often an object may be replaced while its end and its ranges are read.
+#: Attempts while the object is replaced between the requests of one read.
 _ATTEMPTS: Final = 4
-#: A byte behind the caller's memory shows what is too long for it; nobody reads what is there.
-_ONE_MORE: Final = memoryview(bytearray(1))
+#: One byte behind the caller's buffer detects an object that is too long. Its value is not used.
+_EXTRA_BYTE: Final = memoryview(bytearray(1))
 
 
 class Reader:
-    """Reads and judges the blocks of one store."""
+    """Reads and validates the blocks of one store."""
 
-    def __init__(self, options: S3Options, ask: Asking, run_all: RunAll) -> None:
+    def __init__(self, options: S3Options, request: RetryPolicy, run_all: RunAll) -> None:
         self._options = options
-        self._ask = ask
+        self._request = request
         self._run_all = run_all
         self._guess_nbytes = 0
 
     def name(self, key: str) -> str:
-        """Say which object holds a key."""
+        """Return the name of the object that holds a key."""
         return self._options.name_prefix + key
 
     def stat(self, objects: Objects, key: str, cancel: Cancellation | None = None) -> BlockStat:
-        """Describe a block by its end, or by its length where it has no trailer.
+        """Return a block's description from its trailer, or from its length if layout=plain.
 
         Raises:
-            KvioError: there is none, or its end is not one.
+            KvioError: there is no such block, or its trailer is invalid.
         """
-        return self._look(objects, key, cancel)[0]
+        return self._stat_and_head(objects, key, cancel)[0]
 
-    def _look(
+    def _stat_and_head(
         self, objects: Objects, key: str, cancel: Cancellation | None
     ) -> tuple[BlockStat, Head]:
-        """Describe a block, and the object that this is true of."""
+        """Return a block's description and the metadata of the object it was read from."""
         if self._options.layout == "plain":
             head = self.head(objects, key, cancel)
             return BlockStat(key, head.nbytes, None, head.nbytes, head.mtime_ns), head
-        end, got = self._ask(
+        end, got = self._request(
             lambda: objects.get_tail(self.name(key), trailers.NBYTES),
-            "look at",
+            "stat",
             key=key,
             cancel=cancel,
         )
-        trailer = trailers.judge(end, total=got.total, namespace=self._options.namespace, key=key)
+        trailer = trailers.parse(end, total=got.total, namespace=self._options.namespace, key=key)
         stat = BlockStat(key, trailer.nbytes, trailer.checksum, got.total, got.mtime_ns)
         return stat, Head(got.total, None, got.etag)
 
     def whole(
         self, objects: Objects, key: str, out: Parts, cancel: Cancellation | None = None
     ) -> int:
-        """Fill *out* with a whole block, check it, and return its length.
+        """Read a whole block into *out*, validate it, and return its length.
 
         Raises:
-            KvioError: there is none, it does not fit, or it is not as it was written.
+            KvioError: there is no such block, it does not fit, or it is corrupt.
         """
         if self._options.layout == "plain":
-            got = self._fetch(objects, key, [*out, _ONE_MORE], cancel)
+            got = self._fetch(objects, key, [*out, _EXTRA_BYTE], cancel)
             nbytes, room = got.nbytes, body.total_bytes(out)
             if got.total > room:
                 raise _too_large(key, got.total, room)
@@ -86,12 +86,12 @@ class Reader:
         self._guess_nbytes = max(nbytes, self._guess_nbytes * 15 // 16)
         return nbytes
 
-    def fresh(
+    def read_new(
         self, objects: Objects, key: str, cancel: Cancellation | None = None
     ) -> memoryview | None:
-        """Read a whole block into fresh memory, guessing from the last ones how long it is.
+        """Read a whole block into a new buffer whose size is guessed from earlier blocks.
 
-        None where the guess is too small: then its length has to be asked for.
+        Return None if there is no guess or it is too small: the caller must ask for the length.
         """
         if not self._guess_nbytes:
             return None
@@ -113,81 +113,83 @@ class Reader:
         nbytes: int,
         cancel: Cancellation | None = None,
     ) -> int:
-        """Fill *out* with at most *nbytes* bytes from *start*; of the rest only the end is checked.
+        """Read at most *nbytes* bytes from *start* into *out*; validate only the trailer.
 
         Raises:
-            KvioError: there is no block, its end is not one, or it ends before *start*.
+            KvioError: there is no such block, its trailer is invalid, or it ends before *start*.
         """
         target = body.cut(out, 0, nbytes)
         if self._options.layout == "plain" and body.total_bytes(target) <= self._options.part_bytes:
             return self._one_range(objects, key, target, start, cancel)
         for _ in range(_ATTEMPTS):
-            stat, head = self._look(objects, key, cancel)
+            stat, head = self._stat_and_head(objects, key, cancel)
             if start > stat.nbytes:
                 raise BlockSizeError(f"offset {start} lies beyond block {key!r}", key=key)
             wanted = body.cut(target, 0, stat.nbytes - start)
-            if self._in_ranges(objects, key, wanted, start, head, cancel):
+            if self._get_ranges(objects, key, wanted, start, head, cancel):
                 return body.total_bytes(wanted)
-        raise replaced(key)
+        raise replaced_error(key)
 
     def nbytes(self, objects: Objects, key: str, cancel: Cancellation | None = None) -> int:
-        """Give a block's length; its end is checked."""
+        """Return a block's length; validate its trailer."""
         return self.stat(objects, key, cancel).nbytes
 
     def scrub(self, objects: Objects, key: str, cancel: Cancellation | None = None) -> int:
-        """Check a block to its last byte and return its length; nothing is delivered."""
+        """Read and validate a whole block and return its length."""
         for _ in range(_ATTEMPTS):
-            stat, head = self._look(objects, key, cancel)
-            crc = self._sum(objects, key, stat.nbytes, head, cancel)
+            stat, head = self._stat_and_head(objects, key, cancel)
+            crc = self._checksum(objects, key, stat.nbytes, head, cancel)
             if crc is None:
                 continue
             if stat.checksum not in (None, crc):
                 text = f"block {key!r} is corrupt: the payload's checksum is wrong"
                 raise CorruptBlockError(text, key=key)
             return stat.nbytes
-        raise replaced(key)
+        raise replaced_error(key)
 
-    def _sum(
+    def _checksum(
         self, objects: Objects, key: str, nbytes: int, head: Head, cancel: Cancellation | None
     ) -> int | None:
-        """Give the checksum of a payload; None: the object was replaced meanwhile."""
+        """Return the checksum of a payload, or None if the object was replaced meanwhile."""
         room = memoryview(bytearray(min(nbytes, self._options.part_bytes)))
         crc = 0
         for start, stop in body.ranges(nbytes, self._options.part_bytes):
             piece = room[: stop - start]
-            if not self._in_ranges(objects, key, [piece], start, head, cancel):
+            if not self._get_ranges(objects, key, [piece], start, head, cancel):
                 return None
             crc = body.crc32c([piece], crc)
         return crc
 
     def fill(self, objects: Objects, key: str, out: memoryview, start: int, head: Head) -> bool:
-        """Fill *out* with an object's bytes from *start*; False: it is not that of *head* now."""
-        return self._in_ranges(objects, key, [out], start, head, None)
+        """Read an object's bytes from *start* into *out*; return False if it is not *head* now."""
+        return self._get_ranges(objects, key, [out], start, head, None)
 
     def head(self, objects: Objects, key: str, cancel: Cancellation | None) -> Head:
-        """Ask for the length of the object that holds a key."""
-        return self._ask(lambda: objects.head(self.name(key)), "look at", key=key, cancel=cancel)
+        """Return the metadata of the object that holds a key."""
+        return self._request(lambda: objects.head(self.name(key)), "stat", key=key, cancel=cancel)
 
     def exists(self, objects: Objects, key: str, cancel: Cancellation | None) -> bool:
-        """Tell whether there is an object, whatever is in it."""
+        """Return whether the object exists; its content is not checked."""
         try:
             self.head(objects, key, cancel)
         except BlockNotFoundError:
             return False
         return True
 
-    def _fetch(self, objects: Objects, key: str, target: Parts, cancel: Cancellation | None) -> Got:
-        """Get an object from its beginning, as far as it fits."""
+    def _fetch(
+        self, objects: Objects, key: str, target: Parts, cancel: Cancellation | None
+    ) -> GetResult:
+        """Read an object from its beginning, as far as it fits."""
         room = body.total_bytes(target)
         if room <= self._options.part_bytes + trailers.NBYTES:
             get = partial(objects.get_into, self.name(key), target, 0, None)
-            return self._ask(get, "read", key=key, cancel=cancel)
+            return self._request(get, "read", key=key, cancel=cancel)
         for _ in range(_ATTEMPTS):
             head = self.head(objects, key, cancel)
             wanted = body.cut(target, 0, head.nbytes)
-            if self._in_ranges(objects, key, wanted, 0, head, cancel):
-                return Got(body.total_bytes(wanted), head.nbytes, head.etag)
-        raise replaced(key)
+            if self._get_ranges(objects, key, wanted, 0, head, cancel):
+                return GetResult(body.total_bytes(wanted), head.nbytes, head.etag)
+        raise replaced_error(key)
 
     def _one_range(
         self, objects: Objects, key: str, target: Parts, start: int, cancel: Cancellation | None
@@ -196,16 +198,16 @@ class Reader:
         if stop > start:
             try:
                 get = partial(
-                    objects.get_into, self.name(key), target, start, stop, described=False
+                    objects.get_into, self.name(key), target, start, stop, with_metadata=False
                 )
-                return self._ask(get, "read", key=key, cancel=cancel).nbytes
+                return self._request(get, "read", key=key, cancel=cancel).nbytes
             except BlockSizeError:
-                pass  # at the end, or beyond it
+                pass  # *start* is at or beyond the end
         if start > self.head(objects, key, cancel).nbytes:
             raise BlockSizeError(f"offset {start} lies beyond block {key!r}", key=key)
         return 0
 
-    def _in_ranges(
+    def _get_ranges(
         self,
         objects: Objects,
         key: str,
@@ -214,41 +216,46 @@ class Reader:
         head: Head,
         cancel: Cancellation | None,
     ) -> bool:
-        """Fill *target* by ranges side by side; False: not all were those of the object *head*."""
+        """Read parallel ranges into *target*; return False unless all are of the object *head*."""
 
-        def get(first: int, last: int) -> Got:
+        def get(first: int, last: int) -> GetResult:
             pieces = body.cut(target, first, last)
             got = objects.get_into(self.name(key), pieces, start + first, start + last)
-            told = got.etag is not None and is_object(head, got.total, got.etag)
-            if got.nbytes != last - first and (told or stands()):
-                raise Refused(Condition.LOST, f"{got.nbytes} of {last - first} bytes came")
+            same = got.etag is not None and is_same_object(head, got.total, got.etag)
+            if got.nbytes != last - first and (same or unchanged()):
+                raise RequestFailed(
+                    ErrorKind.LOST, f"received {got.nbytes} of {last - first} bytes"
+                )
             return got
 
-        def stands() -> bool:
+        def unchanged() -> bool:
             now = self.head(objects, key, cancel)
-            return is_object(head, now.nbytes, now.etag) and head.mtime_ns in (None, now.mtime_ns)
+            return is_same_object(head, now.nbytes, now.etag) and head.mtime_ns in (
+                None,
+                now.mtime_ns,
+            )
 
         step = self._options.part_bytes
         tasks = [
-            partial(self._ask, partial(get, first, last), "read", key=key, cancel=cancel)
+            partial(self._request, partial(get, first, last), "read", key=key, cancel=cancel)
             for first, last in body.ranges(body.total_bytes(target), step)
         ]
         try:
-            answers = self._run_all(tasks) if len(tasks) > 1 else [task() for task in tasks]
-        except BlockSizeError:  # a range lies beyond the end
-            if stands():
+            results = self._run_all(tasks) if len(tasks) > 1 else [task() for task in tasks]
+        except BlockSizeError:  # a range is beyond the end: was the object replaced?
+            if unchanged():
                 raise
             return False
-        if any(got.total == UNKNOWN for got in answers):  # the library tells nothing of an object
-            return stands()
-        return all(is_object(head, got.total, got.etag) for got in answers)
+        if any(got.total == UNKNOWN for got in results):  # the library returns no metadata
+            return unchanged()
+        return all(is_same_object(head, got.total, got.etag) for got in results)
 
-    def _check(self, objects: Objects, key: str, out: Parts, target: Parts, got: Got) -> int:
+    def _check(self, objects: Objects, key: str, out: Parts, target: Parts, got: GetResult) -> int:
         room = body.total_bytes(out)
-        if got.total > got.nbytes:  # longer than expected: a larger block, or a broken one
+        if got.total > got.nbytes:  # the block is larger than the buffer, or corrupt
             raise _too_large(key, self.stat(objects, key).nbytes, room)
         end = body.join(body.cut(target, max(0, got.nbytes - trailers.NBYTES), got.nbytes))
-        trailer = trailers.judge(end, total=got.total, namespace=self._options.namespace, key=key)
+        trailer = trailers.parse(end, total=got.total, namespace=self._options.namespace, key=key)
         if trailer.nbytes > room:
             raise _too_large(key, trailer.nbytes, room)
         if self._options.verify == "full":
@@ -256,16 +263,16 @@ class Reader:
         return trailer.nbytes
 
 
-def is_object(head: Head, nbytes: int, etag: str | None) -> bool:
-    """Tell whether an object of this length and ETag, where known, is the one of *head*."""
+def is_same_object(head: Head, nbytes: int, etag: str | None) -> bool:
+    """Return whether this length and ETag, if known, are those of *head*."""
     return nbytes == head.nbytes and (None in (etag, head.etag) or etag == head.etag)
 
 
-def replaced(key: str) -> TransientStorageError:
-    """Make the error of a block that never stood still."""
-    text = f"block {key!r} was replaced {_ATTEMPTS} times while it was read: ask again"
+def replaced_error(key: str) -> TransientStorageError:
+    """Return the error for a block that was replaced during every attempt to read it."""
+    text = f"block {key!r} was replaced {_ATTEMPTS} times while it was read: retry"
     return TransientStorageError(text, errno=errno.EBUSY, key=key)
 
 
 def _too_large(key: str, nbytes: int, room: int) -> BlockSizeError:
-    return BlockSizeError(f"block {key!r} has {nbytes} bytes, the buffer {room}", key=key)
+    return BlockSizeError(f"block {key!r} has {nbytes} bytes, the buffer only {room}", key=key)

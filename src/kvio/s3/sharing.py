@@ -1,4 +1,4 @@
-"""One client per process and configuration, shared by the stores that use it."""
+"""Share one client per process and configuration between stores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
-from kvio.s3.bounded import Bounded, Fetching
+from kvio.s3.bounded import BlockingObjects, TimeLimited
 from kvio.s3.objects import Connect, Objects
 from kvio.s3.options import S3Options
 
@@ -20,38 +20,38 @@ class _Shared:
 
 _clients: dict[tuple[Connect, S3Options], _Shared] = {}
 _lock = threading.Lock()
-#: Clients of a parent process. They are kept for ever: destroying one would touch connections
-#: that the parent is using, or wait for threads that a child does not have.
+#: Clients of the parent process. They are never freed: that would close connections which the
+#: parent is using, or wait for threads which the child does not have.
 _ABANDONED: Final[list[object]] = []
 
 
-def take(connect: Connect, options: S3Options) -> Objects:
-    """Give the client of a configuration, connecting if there is none.
+def acquire(connect: Connect, options: S3Options) -> Objects:
+    """Return the client of a configuration; connect if there is none.
 
     Raises:
-        ConfigError: an option is one that the library cannot honour.
+        ConfigError: the library does not support an option.
     """
-    place = connect, _connection(options)
+    client_key = connect, _connection(options)
     with _lock:
-        shared = _clients.get(place)
+        shared = _clients.get(client_key)
         if shared is not None:
             shared.users += 1
             return shared.objects
         objects = connect(options)
-        if not objects.traits.bounded:
-            objects = Bounded(cast(Fetching, objects), options)
-        _clients[place] = _Shared(objects)
+        if not objects.traits.own_timeouts:
+            objects = TimeLimited(cast(BlockingObjects, objects), options)
+        _clients[client_key] = _Shared(objects)
         return objects
 
 
-def give_back(objects: Objects) -> None:
-    """Stop using a client; the last user closes it."""
+def release(objects: Objects) -> None:
+    """Stop using a client; close it if no other store uses it."""
     with _lock:
-        for place, shared in _clients.items():
+        for client_key, shared in _clients.items():
             if shared.objects is objects:
                 shared.users -= 1
                 if not shared.users:
-                    del _clients[place]
+                    del _clients[client_key]
                     break
                 return
         else:
@@ -60,12 +60,12 @@ def give_back(objects: Objects) -> None:
 
 
 def abandon(objects: Objects) -> None:
-    """Never use or destroy a client again: it belongs to the parent process."""
+    """Keep a client of the parent process alive without using it."""
     _ABANDONED.append(objects)
 
 
 def _connection(options: S3Options) -> S3Options:
-    """Leave of the options what makes a difference to a client."""
+    """Return the options with those that do not affect a client set to fixed values."""
     return replace(
         options,
         prefix="",
@@ -80,7 +80,7 @@ def _connection(options: S3Options) -> S3Options:
 
 
 def _forget_all() -> None:
-    global _lock  # it may have been held when the process was forked
+    global _lock  # another thread may have held it at the fork
     _lock = threading.Lock()
     _ABANDONED.extend(_clients.values())
     _clients.clear()

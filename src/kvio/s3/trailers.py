@@ -1,4 +1,4 @@
-"""The trailer that ends every object of ``layout=block``, made and judged."""
+"""Make and validate the trailer that ends every object of ``layout=block``."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ NBYTES: Final = TRAILER_BYTES
 
 
 def make(namespace: str, key: str, nbytes: int, checksum: int | None) -> bytes:
-    """Make the trailer of a block."""
+    """Return the trailer of a block."""
     trailer = Trailer(nbytes, checksum, key_hash(namespace, key))
     return pack_trailer(trailer, _native.crc32c)
 
 
-def judge(end: bytes, *, total: int, namespace: str, key: str) -> Trailer:
-    """Read the last bytes of an object of *total* bytes.
+def parse(end: bytes, *, total: int, namespace: str, key: str) -> Trailer:
+    """Parse the last bytes of an object of *total* bytes.
 
     Raises:
-        CorruptBlockError: they do not end a block of this key.
+        CorruptBlockError: they are no valid trailer of a block of this key.
     """
     try:
         return unpack_trailer(
@@ -44,10 +44,10 @@ def judge(end: bytes, *, total: int, namespace: str, key: str) -> Trailer:
 
 
 def check_payload(trailer: Trailer, payload: Parts, key: str) -> None:
-    """Compare a whole payload with its trailer.
+    """Compare a whole payload with the checksum in its trailer.
 
     Raises:
-        CorruptBlockError: the checksum differs.
+        CorruptBlockError: the checksums differ.
     """
     if trailer.checksum is not None and body.crc32c(payload) != trailer.checksum:
         raise CorruptBlockError(

@@ -1,4 +1,4 @@
-"""Writing objects: who was first, what stood there, and whether it arrived whole."""
+"""Write objects: resolve conflicts with existing blocks and verify what was stored."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Final, NamedTuple
 from kvio.abc import RunAll
 from kvio.errors import BlockExistsError, BlockNotFoundError, CorruptBlockError
 from kvio.s3 import body, trailers
-from kvio.s3.asking import Asking
-from kvio.s3.conditions import Condition, Refused
+from kvio.s3.asking import RetryPolicy
+from kvio.s3.conditions import ErrorKind, RequestFailed
 from kvio.s3.objects import Objects
 from kvio.s3.options import S3Options
 from kvio.s3.reading import Reader
 from kvio.types import BlockStat, Cancellation, IfExists, IOMode, KiB, Level, Parts, Receipt
 
-#: From here on asking whether a block stands there costs less than sending it in vain.
-_LOOK_FIRST_NBYTES: Final = 256 * KiB
+#: From this size on, checking for an existing block costs less than sending it in vain.
+_CHECK_FIRST_NBYTES: Final = 256 * KiB
 _HOW: Final = ("one request", "several parts")
 
 
-class Sending(NamedTuple):
-    """One block on its way.
+class Upload(NamedTuple):
+    """A block to be sent.
 
     Attributes:
-        parts: what the object will hold, its trailer too.
-        nbytes: of the payload.
+        parts: the payload and the trailer.
+        nbytes: length of the payload.
         checksum: CRC32C of the payload, or None.
-        crc32c: of the whole object, or None.
+        crc32c: CRC32C of the whole object, or None.
     """
 
     key: str
@@ -40,21 +40,23 @@ class Sending(NamedTuple):
 
     @property
     def stored_nbytes(self) -> int:
-        """How long the object will be."""
+        """Return the length of the object."""
         return self.nbytes + len(self.trailer)
 
 
 class Writer:
     """Writes the blocks of one store."""
 
-    def __init__(self, options: S3Options, ask: Asking, reader: Reader, run_all: RunAll) -> None:
+    def __init__(
+        self, options: S3Options, request: RetryPolicy, reader: Reader, run_all: RunAll
+    ) -> None:
         self._options = options
-        self._ask = ask
+        self._request = request
         self._reader = reader
         self._run_all = run_all
         self._level = Level(options.durability)
         self._durable = self._level is Level.DURABLE
-        self._expect_standing = False
+        self._expect_existing = False
 
     def write(
         self,
@@ -66,48 +68,54 @@ class Writer:
         conditional: bool,
         cancel: Cancellation | None = None,
     ) -> Receipt:
-        """Store a block; *conditional*: the server decides who is first.
+        """Store a block; *conditional*: send If-None-Match, so only one writer of a key succeeds.
 
         Raises:
-            KvioError: it was not stored, or nobody can tell.
+            KvioError: the block was not stored, or whether it was is unknown.
         """
-        sending = self._prepare(key, parts, sent=objects.traits.checks_upload == "crc32c")
+        upload = self._prepare(key, parts, sent=objects.traits.checks_upload == "crc32c")
         if if_exists == "keep":
-            return self._write_keeping(objects, sending, conditional, cancel)
+            return self._write_keep(objects, upload, conditional, cancel)
         strict = if_exists == "error"
         if strict and not conditional and self._reader.exists(objects, key, cancel):
             raise BlockExistsError(f"block {key!r} exists", key=key)
-        return self._send(objects, sending, only_new=strict and conditional, cancel=cancel)
+        return self._send(objects, upload, if_none_match=strict and conditional, cancel=cancel)
 
-    def _write_keeping(
+    def _write_keep(
         self,
         objects: Objects,
-        sending: Sending,
+        upload: Upload,
         conditional: bool,  # noqa: FBT001  # private, a few lines away
         cancel: Cancellation | None,
     ) -> Receipt:
-        look = not conditional or self._expect_standing or sending.nbytes >= _LOOK_FIRST_NBYTES
-        if not look:
+        check_first = (
+            not conditional or self._expect_existing or upload.nbytes >= _CHECK_FIRST_NBYTES
+        )
+        if not check_first:
             try:
-                return self._send(objects, sending, only_new=True, again=True, cancel=cancel)
+                return self._send(
+                    objects, upload, if_none_match=True, retry_ambiguous=True, cancel=cancel
+                )
             except BlockExistsError:
-                self._expect_standing = True
-        for only_new in (conditional, False):
-            standing = self._standing(objects, sending.key, cancel)
-            if standing is not None and standing.nbytes == sending.nbytes:
-                return self._kept(sending.key, standing)
-            self._expect_standing = False
+                self._expect_existing = True
+        for if_none_match in (conditional, False):
+            existing = self._existing(objects, upload.key, cancel)
+            if existing is not None and existing.nbytes == upload.nbytes:
+                return self._kept(upload.key, existing)
+            self._expect_existing = False
             try:
-                # For parts the question would come when all of them are there: too late to help.
-                one = sending.stored_nbytes <= self._options.part_bytes
-                new = only_new and standing is None and one
-                return self._send(objects, sending, only_new=new, again=True, cancel=cancel)
+                # A multipart upload would send the condition only after all the parts.
+                one = upload.stored_nbytes <= self._options.part_bytes
+                new = if_none_match and existing is None and one
+                return self._send(
+                    objects, upload, if_none_match=new, retry_ambiguous=True, cancel=cancel
+                )
             except BlockExistsError:
-                continue  # it came between; the second time it is judged and, if broken, replaced
+                continue  # another writer was faster: check its block, replace it if corrupt
         raise AssertionError("unreachable")
 
-    def _prepare(self, key: str, parts: Parts, *, sent: bool) -> Sending:
-        """Make the trailer; *sent*: the server is told the checksum of the whole."""
+    def _prepare(self, key: str, parts: Parts, *, sent: bool) -> Upload:
+        """Return the upload with its trailer; *sent*: compute the checksum of the whole object."""
         checksum = body.crc32c(parts) if self._options.checksum == "crc32c" else None
         nbytes = body.total_bytes(parts)
         trailer = b""
@@ -117,109 +125,109 @@ class Writer:
         crc = None
         if sent and checksum is not None:
             crc = body.crc32c([memoryview(trailer)], checksum)
-        return Sending(key, whole, nbytes, checksum, crc, trailer)
+        return Upload(key, whole, nbytes, checksum, crc, trailer)
 
     def _send(
         self,
         objects: Objects,
-        sending: Sending,
+        upload: Upload,
         *,
-        only_new: bool,
-        again: bool = False,
+        if_none_match: bool,
+        retry_ambiguous: bool = False,
         cancel: Cancellation | None,
     ) -> Receipt:
         """Put an object; *again*: what may have been stored already may be sent again."""
-        name = self._reader.name(sending.key)
-        several = sending.stored_nbytes > self._options.part_bytes
+        name = self._reader.name(upload.key)
+        several = upload.stored_nbytes > self._options.part_bytes
         put = partial(
             objects.put,
             name,
-            sending.parts,
-            crc32c=sending.crc32c,
-            only_new=only_new,
+            upload.parts,
+            crc32c=upload.crc32c,
+            if_none_match=if_none_match,
             run_all=self._run_all,
         )
         if several or self._durable:
-            put = partial(self._put_and_confirm, put, objects, name, sending)
-        self._ask(
+            put = partial(self._put_and_verify, put, objects, name, upload)
+        self._request(
             put,
             "write",
-            key=sending.key,
+            key=upload.key,
             cancel=cancel,
-            once_only=only_new and not again,
+            once_only=if_none_match and not retry_ambiguous,
         )
         return Receipt(
-            sending.key,
-            sending.nbytes,
-            sending.checksum,
+            upload.key,
+            upload.nbytes,
+            upload.checksum,
             self._level,
             IOMode.MULTIPART if several else IOMode.PUT,
             _HOW[several],
             existed=False,
         )
 
-    def _put_and_confirm(
-        self, put: Callable[[], None], objects: Objects, name: str, sending: Sending
+    def _put_and_verify(
+        self, put: Callable[[], None], objects: Objects, name: str, upload: Upload
     ) -> None:
-        """Look at what was stored in parts, and at durable blocks that no server has checked.
+        """Send an object, then verify multipart uploads and durable blocks without a checksum.
 
         Raises:
-            Refused: it is not what was sent; nothing broken is left.
+            RequestFailed: the stored object differs from what was sent; it has been deleted.
         """
         put()
         by_hash = objects.traits.checks_upload == "sha256" and self._options.signs_payload
-        unchecked = sending.crc32c is None and not by_hash
+        unchecked = upload.crc32c is None and not by_hash
         try:
             if self._durable and unchecked:
-                good = self._read_back(objects, name, sending)
-            elif sending.stored_nbytes > self._options.part_bytes:
-                good = self._looks_whole(objects, name, sending)
+                good = self._read_back(objects, name, upload)
+            elif upload.stored_nbytes > self._options.part_bytes:
+                good = self._is_complete(objects, name, upload)
             else:
                 return
         except BlockNotFoundError:
-            raise Refused(Condition.MANGLED, "nothing was stored") from None
+            raise RequestFailed(ErrorKind.MANGLED, "the server stored nothing") from None
         if not good:
             objects.delete(name)
-            raise Refused(Condition.MANGLED, "what was stored is not what was sent")
+            raise RequestFailed(ErrorKind.MANGLED, "the stored object differs from what was sent")
 
-    def _looks_whole(self, objects: Objects, name: str, sending: Sending) -> bool:
-        if not sending.trailer:
-            head = self._ask(lambda: objects.head(name), "check the write of", key=sending.key)
-            return head.nbytes == sending.stored_nbytes
-        end, got = self._ask(
-            lambda: objects.get_tail(name, trailers.NBYTES), "check the write of", key=sending.key
+    def _is_complete(self, objects: Objects, name: str, upload: Upload) -> bool:
+        if not upload.trailer:
+            head = self._request(lambda: objects.head(name), "check the write of", key=upload.key)
+            return head.nbytes == upload.stored_nbytes
+        end, got = self._request(
+            lambda: objects.get_tail(name, trailers.NBYTES), "check the write of", key=upload.key
         )
-        if end == sending.trailer:
-            return got.total == sending.stored_nbytes
-        return self._is_another(end, got.total, sending.key)
+        if end == upload.trailer:
+            return got.total == upload.stored_nbytes
+        return self._is_other_block(end, got.total, upload.key)
 
-    def _read_back(self, objects: Objects, name: str, sending: Sending) -> bool:
-        if not self._looks_whole(objects, name, sending):
+    def _read_back(self, objects: Objects, name: str, upload: Upload) -> bool:
+        if not self._is_complete(objects, name, upload):
             return False
-        room = memoryview(bytearray(min(sending.stored_nbytes, self._options.part_bytes)))
+        room = memoryview(bytearray(min(upload.stored_nbytes, self._options.part_bytes)))
         crc = 0
-        for start, stop in body.ranges(sending.stored_nbytes, self._options.part_bytes):
+        for start, stop in body.ranges(upload.stored_nbytes, self._options.part_bytes):
             piece = room[: stop - start]
-            got = self._ask(
+            got = self._request(
                 partial(objects.get_into, name, [piece], start, stop),
                 "check the write of",
-                key=sending.key,
+                key=upload.key,
             )
             crc = body.crc32c([piece[: got.nbytes]], crc)
-        return crc == body.crc32c(sending.parts)
+        return crc == body.crc32c(upload.parts)
 
-    def _is_another(self, end: bytes, total: int, key: str) -> bool:
-        """Tell whether another writer's good block stands there by now."""
+    def _is_other_block(self, end: bytes, total: int, key: str) -> bool:
+        """Return whether another writer has stored a valid block of this key meanwhile."""
         try:
-            trailers.judge(end, total=total, namespace=self._options.namespace, key=key)
+            trailers.parse(end, total=total, namespace=self._options.namespace, key=key)
         except CorruptBlockError:
             return False
         return True
 
-    def _standing(
+    def _existing(
         self, objects: Objects, key: str, cancel: Cancellation | None
     ) -> BlockStat | None:
-        """Describe what stands under a key, as a block of impossible length where it is broken."""
+        """Return the existing block of a key, with length -1 if it is corrupt."""
         try:
             return self._reader.stat(objects, key, cancel)
         except BlockNotFoundError:
@@ -227,10 +235,10 @@ class Writer:
         except CorruptBlockError:
             return BlockStat(key, -1, None, 0, None)
 
-    def _kept(self, key: str, standing: BlockStat) -> Receipt:
-        self._expect_standing = True
-        reason = "an intact block of this length stood there"
+    def _kept(self, key: str, existing: BlockStat) -> Receipt:
+        self._expect_existing = True
+        reason = "there was an intact block of this length"
         level = self._level
         return Receipt(
-            key, standing.nbytes, standing.checksum, level, IOMode.PUT, reason, existed=True
+            key, existing.nbytes, existing.checksum, level, IOMode.PUT, reason, existed=True
         )

@@ -74,8 +74,8 @@ def _no_check(*_: object) -> None:
 
 #: What a broken reader does instead.
 MUTANTS: Final = {
-    "believes any trailer": ("judge", _any_trailer),
-    "skips the hash of the key": ("judge", _any_key),
+    "believes any trailer": ("parse", _any_trailer),
+    "skips the hash of the key": ("parse", _any_key),
     "checks the length only": ("check_payload", _no_check),
 }
 

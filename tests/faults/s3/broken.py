@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from kvio.registry import load_backend
 from kvio.s3 import body, trailers
-from kvio.s3.asking import Asking
-from kvio.s3.conditions import Refused
-from kvio.s3.objects import UNKNOWN, Got
+from kvio.s3.asking import RetryPolicy
+from kvio.s3.conditions import RequestFailed
+from kvio.s3.objects import UNKNOWN, GetResult
 
 Method = Callable[..., Any]
 
@@ -18,13 +18,15 @@ Method = Callable[..., Any]
 def _ignores_the_length(get_into: Method) -> Method:
     """An answer that ends early is taken for all there is."""
 
-    def get(self: object, name: str, parts: Any, start: int, stop: int | None, **more: Any) -> Got:
+    def get(
+        self: object, name: str, parts: Any, start: int, stop: int | None, **more: Any
+    ) -> GetResult:
         try:
-            got: Got = get_into(self, name, parts, start, stop, **more)
-        except Refused:
+            got: GetResult = get_into(self, name, parts, start, stop, **more)
+        except RequestFailed:
             room = body.total_bytes(parts)
             nbytes = room if stop is None else min(room, stop - start)
-            return Got(nbytes, start + nbytes if stop is None else UNKNOWN)
+            return GetResult(nbytes, start + nbytes if stop is None else UNKNOWN)
         return got
 
     return get
@@ -34,7 +36,7 @@ def _receipt_before_the_answer(put: Method) -> Method:
     """What was sent is taken for what was stored."""
 
     def send(self: object, *arguments: Any, **more: Any) -> None:
-        with suppress(Refused):
+        with suppress(RequestFailed):
             put(self, *arguments, **more)
 
     return send
@@ -46,7 +48,7 @@ def _half_a_list_is_a_list(list_names: Method) -> Method:
     def names(self: object, prefix: str) -> Iterator[str]:
         try:
             yield from list_names(self, prefix)
-        except Refused:
+        except RequestFailed:
             return
 
     return names
@@ -61,7 +63,7 @@ def _a_lost_page_is_the_end(list_names: Method) -> Method:
             for name in list_names(self, prefix):
                 found = True
                 yield name
-        except Refused:
+        except RequestFailed:
             if not found:
                 raise
 
@@ -102,7 +104,7 @@ MUTANTS: Final[dict[str, tuple[Any, str, Callable[[Method], Method]]]] = {
     "a lost page is the end": (None, "list_names", _a_lost_page_is_the_end),
     "gives nothing up": (None, "put", _gives_nothing_up),
     "checks no payload": (trailers, "check_payload", _checks_no_payload),
-    "asks again whatever it was": (Asking, "__call__", _asks_again_whatever_it_was),
+    "asks again whatever it was": (RetryPolicy, "__call__", _asks_again_whatever_it_was),
 }
 
 
