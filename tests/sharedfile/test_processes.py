@@ -67,7 +67,8 @@ def test_a_writer_that_never_comes_is_named(case: Case, disk_path: Path) -> None
                 for rank in (0, 2)
             ]
         )
-        with pytest.raises(kvio.StorageTimeoutError, match="rank 1, which nobody writes") as caught:
+        missing = "rank 1, which no process writes"
+        with pytest.raises(kvio.StorageTimeoutError, match=missing) as caught:
             file.seal(timeout=0.05)
         assert "rank 0" not in str(caught.value)
         assert "rank 2" not in str(caught.value)
@@ -109,7 +110,7 @@ def test_the_rank_of_a_dead_writer_goes_on(case: Case, disk_path: Path) -> None:
         for rank in (0, 2):
             kills.write_domain(file, rank, case)
         assert kills.killed(kills.in_child(work))
-        with pytest.raises(kvio.StorageTimeoutError, match="rank 1, which nobody writes"):
+        with pytest.raises(kvio.StorageTimeoutError, match="rank 1, which no process writes"):
             file.seal()
         with SharedFile.open(path, 1) as again:
             owed = kills.write_missing(again, 1, case.payload)

@@ -146,7 +146,7 @@ def test_who_never_came_is_told_from_who_is_late(create: Create, join: Create) -
         file.seal(0.01)
     said = str(caught.value)
 
-    assert "rank 1, which nobody writes" in said
+    assert "rank 1, which no process writes" in said
     assert "rank 2 (" in said
 
 

@@ -138,7 +138,7 @@ def test_what_changes_in_a_map_is_where_the_format_says() -> None:
     at = {name: start for start, _, name in MAP}
 
     assert (at["state"], at["progress"]) == (plans.STATE_AT, plans.PROGRESS_AT)
-    assert (at["waiters"], at["doubt"]) == (plans.WAITERS_AT, plans.DOUBT_AT)
+    assert (at["waiters"], at["doubt"]) == (plans.WAITERS_AT, plans.REREAD_AT)
     assert (at["device"], at["inode"]) == (plans.INODE_AT, plans.INODE_AT + 8)
 
 

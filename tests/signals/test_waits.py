@@ -195,7 +195,7 @@ except kvio.UnsupportedError as exc:
 file.pwrite(bytes(1 << 20), 0)
 for _ in range(2):
     try:
-        doubted = file._map.in_doubt
+        doubted = file._map.must_reread
         file.seal()
         break
     except Stop:

@@ -1,4 +1,4 @@
-"""One file that many processes write, each its own part; docs/sharedfile.md."""
+"""One file that many processes write, each its own part; see docs/sharedfile.md."""
 
 from kvio.sharedfile.file import SharedFile
 from kvio.sharedfile.layout import Extent, Missing

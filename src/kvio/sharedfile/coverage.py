@@ -1,4 +1,4 @@
-"""Which bytes a handle has been asked to write: each once."""
+"""The bytes that a handle has been asked to write: each once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 
 class Coverage:
-    """Disjoint half-open ranges, joined where they meet; not thread-safe."""
+    """Disjoint half-open ranges, merged where they touch; not thread-safe."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -15,7 +15,7 @@ class Coverage:
         self._ends: list[int] = []
 
     def add(self, start: int, end: int) -> tuple[int, int] | None:
-        """Add a range that is not empty; the range it overlaps, and then nothing is added."""
+        """Add a non-empty range; or return the range it overlaps, and add nothing."""
         i = bisect_right(self._starts, start)
         if i and self._ends[i - 1] > start:
             return self._starts[i - 1], self._ends[i - 1]

@@ -1,4 +1,4 @@
-"""How a write is cut up: by stripe, and where it covers file blocks in part. Pure."""
+"""Split a write by stripes and by file blocks that it covers in part; pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvio.sharedfile.layout import Layout, Stripe
 
 
 class Way(Enum):
-    """How a piece reaches the file."""
+    """The way of a piece to the file."""
 
     STRAIGHT = "as it is"
     MERGED = "a file block that this handle has in part: direct I/O writes whole ones"
@@ -19,7 +19,7 @@ class Way(Enum):
 
 
 class Piece(NamedTuple):
-    """A part of a write that goes one way, inside one stripe."""
+    """A part of a write, inside one stripe, and its way to the file."""
 
     way: Way
     stripe: Stripe
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 def cut(layout: Layout, start: int, end: int, *, direct: bool) -> Iterator[Piece]:
-    """Cut a write of bytes *start* to *end* into pieces, in file order."""
+    """Split a write of bytes *start* to *end* into pieces, in file order."""
     while start < end:
         stripe = layout.stripe_at(start)
         stop = min(end, stripe.end)
@@ -51,7 +51,7 @@ def _cut_stripe(
 
 
 def _without_shared(layout: Layout, start: int, end: int) -> Iterator[tuple[Way, int, int]]:
-    """Set the blocks apart that other writers have bytes in: the first and the last at most."""
+    """Split off the blocks with bytes of other writers: at most the first and the last."""
     align, blocks = layout.align, layout.shared_blocks
     first = bisect_left(blocks, start // align)
     while start < end and first < len(blocks) and blocks[first] * align < end:
@@ -68,7 +68,7 @@ def _without_shared(layout: Layout, start: int, end: int) -> Iterator[tuple[Way,
 def _edges(
     align: int, stripe: Stripe, start: int, end: int
 ) -> Iterator[tuple[Way, Stripe, int, int]]:
-    """Set blocks apart that are covered in part."""
+    """Split off blocks that are covered in part."""
     head = min(-(-start // align) * align, end)
     tail = max(end // align * align, head)
     if start < head:
@@ -80,7 +80,7 @@ def _edges(
 
 
 def slice_parts(parts: Sequence[memoryview], start: int, end: int) -> list[memoryview]:
-    """Give the views of bytes *start* to *end* of a gather list."""
+    """Return views of bytes *start* to *end* of a gather list."""
     found = []
     for part in parts:
         a, b = max(start, 0), min(end, len(part))

@@ -1,4 +1,4 @@
-"""`SharedFile`: what a user holds."""
+"""`SharedFile`, the handle of a shared file."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ _CHUNK_BYTES: Final = 4 * MiB
 
 
 class SharedFile:
-    """One file that several writers write side by side, each its own *domain*.
+    """One file that several writers write at the same time, each its own *domain*.
 
-    `create` makes it and gives the handle that seals; other threads use that handle, other
-    processes `open` their own, with their rank. Until `seal` nothing of it stands under the path;
-    after it the whole file does, and reads verify its checksums. All on one machine: writers meet
-    in a file that they map.
+    `create` makes the file and returns the handle that seals it; other threads use the same
+    handle, other processes `open` their own, with their rank. The path does not exist until
+    `seal`, which publishes the whole file; reads verify its checksums. All writers are on one
+    machine, because they share a memory-mapped file.
 
-    A handle is thread-safe. It does not cross a fork: open one in the child. As a context manager
-    it is closed at the end, and aborted where an exception ends the block of the one that seals.
+    A handle is thread-safe. It cannot be used in a forked child, which must open its own. A
+    context manager closes it at the end; if an exception ends the block, the handle that seals
+    aborts the file.
 
     Attributes:
-        path: as given.
-        rank: the rank that this handle writes for; None: any that no other handle does.
+        path: as passed.
+        rank: the rank that this handle writes for; None: any without another handle.
     """
 
     def __init__(self, opened: Opened) -> None:
@@ -86,20 +87,20 @@ class SharedFile:
     def create(
         cls, path: Path, size: int, *, writers: int = 1, rank: int | None = None, **options: Any
     ) -> Self:
-        """Make a file of *size* bytes for *writers* ranks; the handle that may seal it.
+        """Make a file of *size* bytes for *writers* ranks, and return the handle that seals it.
 
         Args:
-            path: where it will stand once it is sealed; its directory must exist, unless
-                *dir_mode* is given.
-            size: of the payload, in bytes.
-            writers: how many ranks write it.
-            rank: the one that this handle writes for; None: any that no other handle does.
+            path: the path of the sealed file; its directory must exist, unless *dir_mode* is
+                passed.
+            size: bytes of the payload.
+            writers: number of ranks that write it.
+            rank: the one that this handle writes for; None: any without another handle.
             options: fields of `SharedFileOptions`.
 
         Raises:
-            ConfigError: an option cannot be, or the medium cannot be durable where that is asked.
-            BlockExistsError: the path is taken, being written, or was left unfinished.
-            StorageFullError: there is no room for all of it; nothing is left behind.
+            ConfigError: an option is wrong, or the file system cannot be durable.
+            BlockExistsError: the path exists, is being written, or was left unfinished.
+            StorageFullError: there is not enough space for the file; nothing is left behind.
         """
         return cls(retrying(lambda: opening.create(path, size, writers, rank, options)))
 
@@ -107,12 +108,12 @@ class SharedFile:
     def from_comm(
         cls, comm: Intracomm | ProcessGroup, path: Path, size: int, **options: Any
     ) -> Self:
-        """Make a file for the ranks of a communicator, all of which call this, on one machine.
+        """Make a file for the ranks of a communicator on one machine; a collective call.
 
         Rank 0 gets the handle that seals: ``seal(timeout=None)`` there waits for the bytes of the
-        others, which close theirs when they have written. Where one rank fails, whatever it
-        raises, every rank raises and nothing is left; a rank that is interrupted raises its
-        `KeyboardInterrupt` when all ranks have come.
+        others, which close their handles when they have written. If one rank fails with any
+        exception, every rank raises and nothing is left behind; a rank that is interrupted raises
+        its `KeyboardInterrupt` when all ranks have made the call.
 
         Args:
             comm: a communicator of mpi4py, or a process group of torch.distributed that has a
@@ -125,8 +126,8 @@ class SharedFile:
             ConfigError: *comm* is neither of these.
             UnsupportedError: the ranks are not all on one machine, or the group has no backend for
                 the CPU.
-            KvioError: what `create` raised on rank 0, or `open` on another; on every rank.
-            RankFailedError: another rank raised what is no KvioError.
+            KvioError: the error of `create` on rank 0, or of `open` on another; on every rank.
+            RankFailedError: another rank raised an exception that is not a `KvioError`.
         """
         group = ranks.ranks_of(comm)
         return ranks.on_first(
@@ -148,28 +149,28 @@ class SharedFile:
         verify: Verify = "full",
         mode: Mode = "hybrid",
     ) -> Self:
-        """Open a file to write the domain of *rank*, or, without a rank, a sealed one to read.
+        """Open a file to write the domain of *rank*, or without a rank a sealed file to read.
 
-        What a handle of this rank that is gone wrote of a cell in part is to be written anew:
-        `missing` tells.
+        Cells that an earlier handle of the rank wrote in part must be written again; `missing`
+        lists them.
 
         Args:
             path: as for `create`.
-            rank: the one to write for; None: the file is sealed, and is read.
-            io_threads: so many threads of the handle take part in large reads and writes.
-            placement: where these run; None: wherever the system puts them.
-            verify: of a file that is read: "full": compare the checksum of every cell that is
-                touched; "length", "off": check what the file says of itself when it is opened.
-            mode: of a file that is read: "buffered", "direct", or "hybrid": past the page cache
-                what is not in it, where a whole cell is wanted, and not twice.
+            rank: the rank to write for; None: read a sealed file.
+            io_threads: threads of the handle for large reads and writes.
+            placement: processors for these threads; None: the system decides.
+            verify: for reading: "full": compare the checksum of every cell that is read;
+                "length", "off": check only the index when the file is opened.
+            mode: for reading: "buffered", "direct", or "hybrid": direct for whole cells that are
+                not in the page cache, once each.
 
         Raises:
-            BlockNotFoundError: there is none, or none that is sealed.
+            BlockNotFoundError: there is no such file, or it is not sealed.
             BlockExistsError: another handle writes for the rank.
             ConfigError: there is no such rank.
-            CorruptBlockError: it cannot be read as a shared file, or was made by another version.
+            CorruptBlockError: it is damaged, or not a shared file, or made by another version.
             UnsupportedError: it was made on another machine, or before a restart.
-            AccessDeniedError: it is another user's.
+            AccessDeniedError: it belongs to another user.
         """
         if rank is None:
             return retrying(lambda: cls(opening.sealed(path, verify, mode, io_threads, placement)))
@@ -179,27 +180,27 @@ class SharedFile:
     def recover(
         cls, path: Path, *, io_threads: int = 4, placement: Placement | None = None
     ) -> Self:
-        """Take over a file whose creator is gone, to go on with it, seal it or `abort` it.
+        """Take over a file whose creator has ended, to continue it, seal it or `abort` it.
 
-        Complete cells count, and `missing` tells the others; after a restart of the machine none
-        counts. What was written before is read again, past the page cache, when the file is
-        sealed. A file that was sealed already is opened for reading.
+        Complete cells are kept, and `missing` lists the others; after a restart of the machine
+        none is kept. Kept cells are read again from the disk when the file is sealed. A file that
+        was sealed already is opened for reading.
 
         Raises:
-            BlockNotFoundError: there is nothing to go on with; what was left has been removed.
-            BlockExistsError: the handle that seals it is alive.
-            CorruptBlockError: what is there was damaged or made by another version.
+            BlockNotFoundError: there is nothing to continue; leftovers have been removed.
+            BlockExistsError: the process that seals it is alive.
+            CorruptBlockError: it was damaged or made by another version.
         """
         return retrying(lambda: cls(opening.recover(path, io_threads, placement)))
 
     @classmethod
     def status(cls, path: Path) -> SharedFileStatus:
-        """Look at what stands at a path, without joining it or taking it over.
+        """Return the state of the file at a path, without opening it to write or recover.
 
         Raises:
             BlockNotFoundError: there is no shared file, neither sealed nor being written.
-            CorruptBlockError: what is there cannot be read as one.
-            AccessDeniedError: it is being written by another user.
+            CorruptBlockError: the file is damaged, or not a shared file.
+            AccessDeniedError: another user is writing it.
         """
         return retrying(lambda: opening.status(path))
 
@@ -210,17 +211,17 @@ class SharedFile:
 
     @property
     def size(self) -> int:
-        """The bytes of the payload."""
+        """The length of the payload in bytes."""
         return self._layout.size
 
     @property
     def writers(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._layout.writers
 
     @property
     def mode(self) -> Literal["buffered", "direct"] | None:
-        """How writers write; None: the file is sealed."""
+        """The I/O mode of writers; None: the file is sealed."""
         self._check_open()
         map_ = self._map
         plan = None if map_ is None else map_.plan
@@ -228,22 +229,22 @@ class SharedFile:
 
     @property
     def align(self) -> int:
-        """File blocks, in bytes: writes that begin and end on one go straight to the medium."""
+        """The file block in bytes: writes that begin and end on a multiple of it can be direct."""
         return self._layout.align
 
     def domain(self, rank: int | None = None) -> tuple[Extent, ...]:
-        """Give the extents that a rank writes, in file order; None: the rank of this handle.
+        """Return the extents that a rank writes, in file order; None: the rank of this handle.
 
         Raises:
             ConfigError: there is no such rank.
         """
         rank = self.rank if rank is None else rank
         if rank is None:
-            raise ConfigError("this handle has no rank of its own: name one")
+            raise ConfigError("this handle has no rank: pass one")
         return self._layout.domain(rank)
 
     def cells(self, rank: int | None = None) -> list[Extent]:
-        """List the pieces that have a checksum each, of a rank or of all, in file order.
+        """Return the cells of a rank or of all: the pieces with a checksum each, in file order.
 
         Raises:
             ConfigError: there is no such rank.
@@ -251,57 +252,58 @@ class SharedFile:
         return [Extent(start, end - start) for _, _, start, end in self._layout.all_cells(rank)]
 
     def pwrite(self, data: Data, offset: int) -> int:
-        """Write all bytes of *data* at *offset* of the file; the count.
+        """Write all bytes of *data* at *offset* of the file, and return their number.
 
-        May be called from any thread, in any order, for any piece of a domain, but for every byte
-        once. When it returns, the source may be reused; whether the bytes survive is for `seal`
-        to say.
+        It may be called from any thread, in any order, for any piece of a domain, but every byte
+        is written once. When it returns, *data* may be reused; the bytes are safe only after
+        `seal`.
 
         Args:
             data: a buffer, a CPU tensor, or a sequence of them.
-            offset: where the first byte goes, counted from the start of the file.
+            offset: offset of the first byte in the file.
 
         Raises:
-            TypeError: *data* is no buffer, or one of objects, pointers or the other byte order.
-            BlockSizeError: it does not fit the file or the domain, or overlaps what was written.
+            TypeError: *data* is not a buffer, or holds objects, pointers or numbers in the other
+                byte order.
+            BlockSizeError: it does not fit the file or the domain, or overlaps written bytes.
             BlockExistsError: another handle writes for that rank.
             StoreClosedError: the file is sealed, aborted, or a writer's I/O failed.
-            StorageError: the medium failed: this file cannot be sealed any more.
+            StorageError: the storage failed: this file cannot be sealed any more.
         """
         return self._writing().pwrite(data, offset)
 
     def submit_pwrite(self, data: Data, offset: int) -> Future[int]:
-        """Write in another thread; the source must stay as it is until the future is done.
+        """Write in another thread; *data* must not change until the future is done.
 
-        Blocks while writes of more than 256 MiB wait. Errors as `pwrite`, from the future.
+        Waits while more than 256 MiB are queued. The future raises the errors of `pwrite`.
         """
         return self._submitter.submit(self._writing(), data, offset)
 
     def missing(self, rank: int | None = None) -> list[Missing]:
-        """List what is not whole yet, of a rank or of all, cell by cell, in file order."""
+        """Return the incomplete cells of a rank or of all, in file order."""
         with self._sight:
             self._check_open()
             return [] if self._map is None else list(self._map.missing(rank))
 
     def seal(self, timeout: float | None = 0.0) -> Receipt:
-        """Publish the file under its path, whole; this handle reads it from then on.
+        """Publish the whole file under its path; this handle reads it from then on.
 
         Args:
-            timeout: how many seconds to wait for writers that have not written all; None: as
-                long as it takes.
+            timeout: seconds to wait for writers that have not written all their bytes; None: no
+                limit.
 
         Returns:
-            A receipt: the bytes and checksum of the payload and the level that was reached.
+            A receipt: length and checksum of the payload, and the level that was reached.
 
         Raises:
             UnsupportedError: this handle neither created nor recovered the file.
-            StorageTimeoutError: bytes are missing; says of whom and which. Try again later.
+            StorageTimeoutError: bytes are missing; the message names ranks and bytes. Retry later.
             StoreClosedError: it is sealed or aborted.
-            BlockExistsError: the path was taken meanwhile.
-            CorruptBlockError: what was written before a recovery does not read back.
-            StorageError: the medium, or a writer, failed: there is no file; abort it. Where only
-                the sync of its directory failed the file is there, its fate after a loss of
-                power unknown: close this handle.
+            BlockExistsError: another file got the path meanwhile.
+            CorruptBlockError: bytes written before a recovery do not read back.
+            StorageError: the storage or a writer failed: there is no file; abort it. If only the
+                sync of its directory failed, the file exists but a power cut may lose it: close
+                this handle.
         """
         with self._door:
             map_ = self._sealing(State.OPEN, State.SEALING, State.FAILED)
@@ -314,7 +316,7 @@ class SharedFile:
             return sealed.receipt
 
     def abort(self) -> None:
-        """Remove what there is and close; calls of other writers fail from now on.
+        """Remove the unfinished file and close; calls of other writers fail from now on.
 
         Raises:
             UnsupportedError: this handle neither created nor recovered the file.
@@ -322,7 +324,7 @@ class SharedFile:
         """
         states = State.OPEN, State.SEALING, State.FAILED, State.ABORTED
         with self._sight:
-            self._sealing(*states).note(State.ABORTED)  # a seal that waits gives up
+            self._sealing(*states).note(State.ABORTED)  # ends a seal that waits
         with self._door:
             map_ = self._sealing(*states)
             self._stop_own()
@@ -330,13 +332,14 @@ class SharedFile:
             self.close()
 
     def pread_into(self, out: Data, offset: int = 0) -> int:
-        """Fill *out* with the bytes of a sealed file from *offset* on; the count.
+        """Fill *out* with the bytes of a sealed file from *offset* on; return their number.
 
-        Cells that are read in part are read whole to verify them: *verify* of `open`.
+        Cells of which a part is wanted are read whole to verify them, see *verify* of `open`.
 
         Raises:
             UnsupportedError: the file is not sealed.
-            TypeError: *out* is no buffer, or one of objects, pointers or the other byte order.
+            TypeError: *out* is not a buffer, or holds objects, pointers or numbers in the other
+                byte order.
             BlockSizeError: the range does not fit the file.
             CorruptBlockError: the bytes are not those written.
         """
@@ -349,7 +352,7 @@ class SharedFile:
         """Finish this handle's writes and close it; a file that is not sealed stays unfinished.
 
         Raises:
-            StorageError: the medium did not take all bytes; the file cannot be sealed.
+            StorageError: not all bytes could be written; the file cannot be sealed.
         """
         with self._door:
             if not self._closed:
@@ -386,7 +389,7 @@ class SharedFile:
         if kind is not None and self._seals and not self._closed and unfinished:
             try:
                 self.abort()
-            finally:  # where nothing can be removed, too: nobody else has this handle
+            finally:  # also if nothing can be removed: this handle is not used any more
                 self.close()
         else:
             self.close()
@@ -442,7 +445,7 @@ class SharedFile:
             with self._sight:
                 map_, self._map, self._writer = self._map, None, None
                 map_.close()
-            with suppress(OSError):  # who finished or sealed has asked, and what is aborted is gone
+            with suppress(OSError):  # `finish` and `seal` have checked, and an aborted file is gone
                 os.close(self._fd)
 
     def _open_reader(self) -> None:
@@ -456,8 +459,8 @@ class SharedFile:
         )
 
     def _after_fork(self) -> None:
-        """In a child: close all, which lets go of the parent's locks as far as they are ours."""
-        self._closed = "belongs to the parent process: open it anew"
+        """Close all descriptors in a forked child."""
+        self._closed = "belongs to the parent process: open it again"
         self._door, self._sight = threading.RLock(), threading.Lock()
         self._leave_map()
         self._names.close()

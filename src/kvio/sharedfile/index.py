@@ -1,4 +1,4 @@
-"""The end of a sealed file: the checksums of its cells, and a trailer; docs/format.md."""
+"""The index of a sealed file: the checksums of its cells, and a trailer; see docs/format.md."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _CRC = struct.Struct("<I")
 
 
 class SealError(ValueError):
-    """These bytes do not end a sealed shared file; the message says what is wrong."""
+    """These bytes are not the end of a sealed shared file; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What a sealed file says of itself; *checksums* of its cells, None: none were computed."""
+    """The index of a sealed file; *checksums* of its cells, or None if none were computed."""
 
     file_id: bytes
     layout: Layout
@@ -35,12 +35,12 @@ class Index:
 
 
 def starts_at(layout: Layout) -> int:
-    """Where the index of a file begins: on the first file block behind the payload."""
+    """Return the offset of a file's index: the first file block after the payload."""
     return -(-layout.size // layout.align) * layout.align
 
 
 def nbytes_of(layout: Layout, *, checksum: bool) -> int:
-    """How long index and trailer are together."""
+    """Return the length of index and trailer."""
     return 8 * len(layout.sizes) + 4 * layout.cells * checksum + TRAILER_BYTES
 
 
@@ -57,7 +57,7 @@ def pack(index: Index) -> bytes:
 
 
 def table_nbytes(trailer: bytes, file_nbytes: int, *, apart: bool = False) -> int:
-    """Return how many bytes of index stand before a trailer, to be read for `unpack`.
+    """Return the length of the index before a trailer, to be read for `unpack`.
 
     Args:
         trailer: the last bytes.
@@ -113,7 +113,7 @@ def unpack(table: bytes, trailer: bytes, file_nbytes: int, *, apart: bool = Fals
 
 
 def whole_checksum(index: Index) -> int | None:
-    """Join the checksums of all cells to that of the payload."""
+    """Combine the checksums of all cells into that of the payload."""
     if index.checksums is None:
         return None
     checksums = index.checksums

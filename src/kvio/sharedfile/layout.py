@@ -1,4 +1,4 @@
-"""Which bytes of a shared file belong to which writer: pure arithmetic, the same in every process.
+"""The division of a shared file among its writers: pure arithmetic, the same in every process.
 
 The file is cut into *stripes*, each with one writer: one a writer in order (contiguous), or pieces
 of one size dealt out in turn (round-robin). A stripe is cut into *cells*, the pieces whose
@@ -22,14 +22,14 @@ MAX_ALIGN: Final = 1 << 16
 
 
 class Extent(NamedTuple):
-    """A piece of a file: where it begins and how long it is, in bytes."""
+    """A piece of a file: its offset and length in bytes."""
 
     offset: int
     nbytes: int
 
 
 class Missing(NamedTuple):
-    """Bytes that a writer still has to write."""
+    """A cell that its writer has not completed."""
 
     rank: int
     offset: int
@@ -51,10 +51,10 @@ class Stripe(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How a file of *size* bytes is divided.
+    """The division of a file of *size* bytes.
 
     Attributes:
-        writers: how many ranks there are.
+        writers: number of ranks.
         align: file blocks, in bytes: what two writers must not share.
         cell_bytes: checksums are kept for pieces of this length; a multiple of *align*.
         stripe_bytes: round-robin pieces of this length; 0: contiguous.
@@ -115,19 +115,19 @@ class Layout:
 
     @property
     def stripes(self) -> int:
-        """How many stripes there are; empty ones count where the file is contiguous."""
+        """The number of stripes, with empty ones if the file is contiguous."""
         return -(-self.size // self.stripe_bytes) if self.stripe_bytes else self.writers
 
     @property
     def cells(self) -> int:
-        """How many cells there are."""
+        """The number of cells."""
         if not self.stripe_bytes:
             return self._first_cells[-1]
         last = self.stripe(self.stripes - 1) if self.size else None
         return last.first_cell + self._cells_between(last.start, last.end) if last else 0
 
     def stripe(self, index: int) -> Stripe:
-        """Give a stripe by its number."""
+        """Return a stripe by its number."""
         if self.stripe_bytes:
             start = index * self.stripe_bytes
             end = min(start + self.stripe_bytes, self.size)
@@ -137,7 +137,7 @@ class Layout:
         return Stripe(index, start, end, self._block(start), self._first_cells[index])
 
     def stripe_at(self, offset: int) -> Stripe:
-        """Give the stripe that a byte of the file lies in."""
+        """Return the stripe that contains a byte of the file."""
         if self.stripe_bytes:
             return self.stripe(offset // self.stripe_bytes)
         return self.stripe(bisect_right(self._starts, offset) - 1)
@@ -148,12 +148,12 @@ class Layout:
         return (stripe for stripe in map(self.stripe, numbers) if stripe.end > stripe.start)
 
     def check_rank(self, rank: int) -> None:
-        """Refuse what is no rank with `ConfigError`."""
+        """Raise `ConfigError` if there is no such rank."""
         if not 0 <= rank < self.writers:
             raise ConfigError(f"ranks are 0 to {self.writers - 1}, not {rank!r}")
 
     def domain(self, rank: int) -> tuple[Extent, ...]:
-        """Give the extents that a writer writes, in file order.
+        """Return the extents that a writer writes, in file order.
 
         Raises:
             ConfigError: there is no such rank.
@@ -193,14 +193,14 @@ class Layout:
 
     @cached_property
     def shared_blocks(self) -> tuple[int, ...]:
-        """The numbers of the file blocks that more than one writer has bytes in, ascending."""
+        """The numbers of file blocks with bytes of several writers, ascending."""
         inner = self._starts[1:-1] if self.sizes else ()
         cut = {at // self.align for at in inner if at % self.align and at < self.size}
         return tuple(sorted(cut))
 
 
 def check_counts(size: int, writers: int) -> None:
-    """Refuse sizes and numbers of writers that cannot be with `ConfigError`."""
+    """Raise `ConfigError` for impossible sizes and numbers of writers."""
     if not 0 <= size <= MAX_BYTES:
         raise ConfigError(f"size must be 0 to {MAX_BYTES} bytes, not {size}")
     if not 1 <= writers <= MAX_WRITERS:

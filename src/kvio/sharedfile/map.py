@@ -1,8 +1,8 @@
-"""The map beside a shared file while it is written: who is there, and what has been written.
+"""The map of a shared file: the state that its writers share in memory until it is sealed.
 
-It is a file that all writers map, removed when the shared file is sealed. Locks on its bytes say
-who is alive: a rank's byte is locked by the handle that writes for it, the last one by the handle
-that may seal. The kernel lets go of them when a process ends, however it ends.
+It is a file beside the shared file that all writers map. Locks on its bytes show which writers are
+alive: the handle of a rank locks the byte of the rank, and the handle that seals locks the last
+one. The kernel releases them when a process ends in any way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvio.descriptors import retrying
 from kvio.errors import StorageError, storage_error
 from kvio.sharedfile import plan as plans
 from kvio.sharedfile.layout import Missing, Stripe
-from kvio.sharedfile.plan import DOUBT_AT, INODE_AT, PROGRESS_AT, STATE_AT, WRITER_BYTES, Plan
+from kvio.sharedfile.plan import INODE_AT, PROGRESS_AT, REREAD_AT, STATE_AT, WRITER_BYTES, Plan
 
 _U32 = struct.Struct("=I")
 _INODE = struct.Struct("=QQ")
@@ -36,12 +36,12 @@ _FS_IOC_GETFLAGS: Final = 0x80086601
 _FS_IOC_SETFLAGS: Final = 0x40086602
 _FS_NOCOW_FL: Final = 0x00800000
 _BUSY: Final = (errno.EAGAIN, errno.EACCES)
-#: A length for `lock`: to the end of the file and beyond.
+#: A length for `lock`: the whole file.
 ALL_BYTES: Final = 0
 
 
 class State(IntEnum):
-    """How far a shared file has come."""
+    """The state of a shared file."""
 
     PREPARING = 0
     OPEN = 1
@@ -51,7 +51,7 @@ class State(IntEnum):
     FAILED = 5
 
 
-#: Why a file in a state other than open is not written.
+#: Why a file in another state than open cannot be written.
 CANNOT_WRITE: Final = {
     State.PREPARING: "is not ready yet",
     State.SEALING: "is being sealed",
@@ -66,10 +66,10 @@ _MADV_POPULATE_WRITE: Final = 23
 
 
 class Map:
-    """A mapped map; the words in it are shared with every process that has it open."""
+    """An open map; its words are shared with every process that has it open."""
 
     def __init__(self, fd: int, memory: mmap.mmap, plan: Plan) -> None:
-        self.fd = fd  # for locks alone: the descriptor that is mapped stays open for ever
+        self.fd = fd  # for locks only
         self.plan = plan
         self._memory = memory
         self._view = memoryview(self._memory)
@@ -81,40 +81,40 @@ class Map:
 
     @property
     def is_open(self) -> bool:
-        """Whether the file may be written."""
+        """True if the file may be written."""
         return self._head[0] == State.OPEN
 
     @property
     def state(self) -> State:
-        """How far the file has come."""
+        """The state of the file."""
         return State(min(self._word(STATE_AT), State.FAILED))
 
     @state.setter
     def state(self, state: State) -> None:
         self._reach(STATE_AT)
         _U32.pack_into(self._view, STATE_AT, state)
-        self.tell()
+        self.notify()
 
     def note(self, state: State) -> None:
-        """Set the state where the medium still takes that: names can be removed all the same."""
+        """Set the state if the map can still be written; removing the file works without it."""
         with suppress(StorageError):
             self.state = state
 
     @property
-    def in_doubt(self) -> bool:
-        """Bytes were written before this seal's descriptor was opened: read them again."""
-        return bool(self._word(DOUBT_AT))
+    def must_reread(self) -> bool:
+        """True if a seal must read all bytes again, because an error may have been missed."""
+        return bool(self._word(REREAD_AT))
 
-    def doubt(self) -> None:
-        """Say that what was written must be read again before a seal."""
-        self._reach(DOUBT_AT)
-        _U32.pack_into(self._view, DOUBT_AT, 1)
+    def require_reread(self) -> None:
+        """Set `must_reread`."""
+        self._reach(REREAD_AT)
+        _U32.pack_into(self._view, REREAD_AT, 1)
 
     def sync(self, fd: int, *, journaled: bool = True) -> None:
-        """Sync the data file as far as its plan asks; *journaled* as in `files.sync`.
+        """Sync the data file as its plan says; *journaled* as in `files.sync`.
 
-        Where the handler of a signal raises an exception, how the sync ended is not known, and the
-        kernel reports an error once: all is to be read again before a seal.
+        If the handler of a signal raises an exception, the result of the sync is unknown, and the
+        kernel reports an error only once: so a seal must read all bytes again.
         """
         try:
             if self.plan.durable:
@@ -124,11 +124,11 @@ class Map:
         except OSError:
             raise
         except BaseException:
-            self.doubt()
+            self.require_reread()
             raise
 
     def belong_to(self, boot_id: bytes) -> None:
-        """Say that it is of this boot from now on; none of its cells may count."""
+        """Set its boot; no cell may be counted as written."""
         self.plan = replace(self.plan, boot_id=boot_id)
         head, _ = plans.pack(self.plan)
         self._reach(0, len(head))
@@ -146,19 +146,19 @@ class Map:
         _INODE.pack_into(self._view, INODE_AT, *inode)
 
     def _reach(self, at: int, nbytes: int = 1) -> None:
-        """Make ready for a store.
+        """Fault pages in before they are changed.
 
-        A page that writeback has cleaned asks the file system for leave to be written: one that is
-        dead, or has no room to copy it, would answer with a SIGBUS.
+        The first store into a page after its writeback calls the file system, and one that has
+        shut down, or has no space for a copy, would kill the process with SIGBUS.
 
         Raises:
-            StorageError: it would.
+            StorageError: the store would do so.
         """
         start = at // mmap.PAGESIZE * mmap.PAGESIZE
         try:
             self._memory.madvise(_MADV_POPULATE_WRITE, start, at + nbytes - start)
         except OSError as exc:
-            if exc.errno == errno.EFAULT:  # a kernel before 5.14 does not know the question
+            if exc.errno == errno.EFAULT:  # EINVAL: a kernel before 5.14
                 raise storage_error(errno.EIO, "note progress in the map of a shared file") from exc
 
     def _word(self, at: int) -> int:
@@ -166,53 +166,53 @@ class Map:
 
     # Progress.
 
-    def tell(self) -> None:
-        """Wake who waits for progress."""
+    def notify(self) -> None:
+        """Wake the processes in `wait`."""
         self._reach(PROGRESS_AT)
         self._words.bump(PROGRESS_AT)
 
     def progress(self) -> int:
-        """A number that changes with what `wait` waits for."""
+        """Return a number that changes with every call of `notify`."""
         return self._word(PROGRESS_AT)
 
     def wait(self, progress: int, timeout_s: float) -> None:
-        """Sleep until something was told since *progress*, *timeout_s* at most."""
+        """Sleep until `progress` differs from *progress*, for at most *timeout_s* seconds."""
         self._words.wait(PROGRESS_AT, progress, timeout_s)
 
     # Cells.
 
     def cell_address(self, number: int) -> Any:
-        """Where a cell stands, for the C core."""
+        """Return the address of a cell, for the C core."""
         return self._cells + number
 
     def c_stripe(self, stripe: Stripe) -> Any:
-        """Describe a stripe to the C core."""
+        """Return a stripe as the C core describes it."""
         return files.make_stripe(
             stripe.start, stripe.end, stripe.origin, self.plan.layout.cell_bytes,
             self._cells + stripe.first_cell, self._words.word(PROGRESS_AT),
         )  # fmt: skip
 
     def checksum(self, number: int) -> int:
-        """The checksum of a cell whose bytes have all been written."""
+        """Return the checksum of a complete cell."""
         return self._rows[2 * number]
 
     def written(self, number: int) -> int:
-        """How many bytes of a cell have been written."""
+        """Return the number of bytes of a cell that have been written."""
         return self._rows[2 * number + 1]
 
     def clear(self, number: int) -> None:
-        """Forget what was written of a cell."""
+        """Mark a cell as not written."""
         self._reach(self.plan.cells_at + 8 * number, 8)
         self._rows[2 * number] = self._rows[2 * number + 1] = 0
 
     def missing(self, rank: int | None = None) -> Iterator[Missing]:
-        """Yield the cells that are not whole, of a rank or of all, in file order."""
+        """Yield the incomplete cells of a rank or of all, in file order."""
         for owner, number, start, end in self.plan.layout.all_cells(rank):
             if self.written(number) != end - start:
                 yield Missing(owner, start, end - start)
 
     def block(self, index: int) -> memoryview:
-        """View a file block that several writers share, by its place among them, to write it."""
+        """Return the memory of a file block that several writers share, by its index."""
         align = self.plan.layout.align
         at = self.plan.blocks_at + index * align
         self._reach(at, align)
@@ -221,14 +221,14 @@ class Map:
     # Writers.
 
     def fail(self, rank: int, number: int) -> None:
-        """Say that a writer's I/O failed: the file can only be aborted."""
+        """Record that a writer's I/O failed: the file can only be aborted."""
         at = plans.WRITERS_AT + WRITER_BYTES * rank
         self._reach(at, WRITER_BYTES)
         _WRITER.pack_into(self._view, at, 1, number, os.getpid(), 0)
         self.state = State.FAILED
 
     def failures(self) -> list[tuple[int, int]]:
-        """Give the ranks whose I/O failed, and the errno of each."""
+        """Return the ranks whose I/O failed, with the errno of each."""
         found = []
         for rank in range(self.plan.layout.writers):
             failed, number, _, _ = _WRITER.unpack_from(
@@ -241,28 +241,28 @@ class Map:
     # Locks.
 
     def lock(self, byte: int) -> bool:
-        """Take a byte's lock; False: another handle has it."""
+        """Lock a byte; False: another handle has locked it."""
         return lock(self.fd, byte)
 
     def unlock(self, byte: int) -> None:
-        """Give a byte's lock back."""
+        """Unlock a byte."""
         asked = _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0)
         with _locking():
             fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, asked)
 
     def is_locked(self, byte: int) -> bool:
-        """Tell whether another handle has a byte's lock."""
+        """Return whether another handle has locked a byte."""
         asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         with _locking():
             answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked)
         return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def lock_to_seal(self) -> bool:
-        """Become the handle that may seal; False: another one is."""
+        """Lock the byte of the handle that seals; False: another handle has it."""
         return self.lock(self.plan.layout.writers)
 
     def close(self) -> None:
-        """Let go of all locks and unmap it; nobody may be writing through it."""
+        """Release all locks and unmap it; no thread may be using it."""
         if self.fd < 0:
             return
         os.close(self.fd)
@@ -271,15 +271,15 @@ class Map:
         self._rows.release()
         self._head.release()
         self._view.release()
-        with suppress(BufferError):  # in a forked child: a thread of its parent looked at a block
+        with suppress(BufferError):  # in a forked child: a thread of the parent used a block
             self._memory.close()
 
 
 def open_map(fd: int, plan: Plan, *, locks: int) -> Map:
-    """Map the file of *fd*; *locks*, another descriptor of it, belongs to the answer from now on.
+    """Map the file of *fd*; the map owns *locks*, another descriptor of the same file.
 
     Raises:
-        PlanError: they are of two files: another one has the name by now.
+        PlanError: they are two files: the name was reused meanwhile.
     """
     if not os.path.samestat(os.fstat(fd), os.fstat(locks)):
         raise plans.PlanError("it was replaced")
@@ -287,7 +287,7 @@ def open_map(fd: int, plan: Plan, *, locks: int) -> Map:
 
 
 def lock(fd: int, byte: int, nbytes: int = 1) -> bool:
-    """Take the lock of bytes of a file for this descriptor; False: another one has it."""
+    """Lock bytes of a file for this descriptor; False: another one has locked them."""
     asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, nbytes, 0)
     with _locking():
         try:
@@ -308,9 +308,9 @@ def _locking() -> Iterator[None]:
 
 
 def write_map(fd: int, plan: Plan) -> bool:
-    """Fill a new file with a map of which nothing has been written yet; True: it has flags.
+    """Fill a new file with an empty map; return whether it has flags of btrfs.
 
-    Those are of btrfs, whose log loses them when the file is renamed.
+    The log of btrfs loses them when the file is renamed.
     """
     head, sizes = plans.pack(plan)
     flagged = _write_in_place(fd)
@@ -321,7 +321,7 @@ def write_map(fd: int, plan: Plan) -> bool:
 
 
 def _write_in_place(fd: int) -> bool:
-    """Ask btrfs for no copies on write: on a full disk a store to a copied page is a SIGBUS."""
+    """Turn off copy-on-write on btrfs: on a full disk a store to a page would be a SIGBUS."""
     try:
         flags = _FLAGS.unpack(fcntl.ioctl(fd, _FS_IOC_GETFLAGS, _FLAGS.pack(0)))[0]
         fcntl.ioctl(fd, _FS_IOC_SETFLAGS, _FLAGS.pack(flags | _FS_NOCOW_FL))
@@ -334,7 +334,7 @@ def read_plan(fd: int) -> Plan:
     """Read the plan at the beginning of a map.
 
     Raises:
-        PlanError: it is none.
+        PlanError: it is not a plan.
     """
     info = os.fstat(fd)
     head = os.pread(fd, plans.WRITERS_AT, 0)

@@ -1,4 +1,4 @@
-"""The names of a shared file: its own, and those it has while it is written."""
+"""The names of a shared file: its final name, and those of its files until it is sealed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _DATA: Final = ".kvio-data"
 _PROBE: Final = ".kvio-probe"
 _SUMS: Final = ".kvio-sums"
 _LEFTOVER: Final = re.compile(r"(\.kvio-(?:map|probe|sums))\.[0-9a-f]{16}").fullmatch
-#: What a name must leave room for: the marks and the random part of a temporary.
+#: The longest addition to a name: a suffix and the random part of a temporary.
 _ROOM: Final = 48
 _NAME_MAX: Final = 255
 
 
 class Leftovers(NamedTuple):
-    """Names that a shared file can have left in its directory.
+    """Files that belong to a shared file and may be leftovers.
 
     Attributes:
-        maps: whose making was cut short, or is under way.
-        probes: that are under way, or were cut short.
-        sidecars: of the file that stands, or of one that is gone.
+        maps: being made, or left by a creation that was interrupted.
+        probes: in use, or left by an interrupted one.
+        sidecars: of the existing file, or of a removed one.
     """
 
     maps: list[str]
@@ -40,13 +40,13 @@ class Leftovers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A directory, open, and the names of one shared file in it.
+    """An open directory, and the names of one shared file in it.
 
     Attributes:
-        path: as the user gave it, for messages.
-        final: the file's own name, which appears when it is sealed.
-        data: what holds the bytes until then.
-        map: what tells writers of each other until then.
+        path: as the user passed it, for messages.
+        final: the name of the sealed file.
+        data: the name of the data file until then.
+        map: the name of the map until then.
     """
 
     dirfd: int
@@ -55,28 +55,28 @@ class Names:
 
     @property
     def data(self) -> str:
-        """What holds the bytes until the file is sealed."""
+        """The name of the data file until the file is sealed."""
         return f".{self.final}{_DATA}"
 
     @property
     def map(self) -> str:
-        """What tells writers of each other until the file is sealed."""
+        """The name of the map until the file is sealed."""
         return f".{self.final}{_MAP}"
 
     def new_map(self) -> str:
-        """Make a name for a map that is not complete yet."""
+        """Return a name for a map that is being made."""
         return f"{self.map}.{secrets.token_hex(8)}"
 
     def new_probe(self) -> str:
-        """Make a name for a file that finds out what the medium can."""
+        """Return a name for a file that probes the file system."""
         return f".{self.final}{_PROBE}.{secrets.token_hex(8)}"
 
     def sidecar(self, inode: int) -> str:
-        """Name the file that keeps the checksums of a sealed file, which is this inode."""
+        """Return the name of the sidecar of a sealed file with this inode."""
         return f".{self.final}{_SUMS}.{inode:016x}"
 
     def leftovers(self) -> Leftovers:
-        """List the directory once, for what a path can have left behind."""
+        """List the directory once, and return the files of this path that may be leftovers."""
         mark = f".{self.final}"
         found: dict[str, list[str]] = {_MAP: [], _PROBE: [], _SUMS: []}
         for name in os.listdir(self.dirfd):
@@ -86,29 +86,29 @@ class Names:
         return Leftovers(*found.values())
 
     def stat(self, name: str) -> os.stat_result | None:
-        """Look at a name, never through a link; None: there is none."""
+        """Return the status of a name, not through a link; None: it does not exist."""
         try:
             return os.stat(name, dir_fd=self.dirfd, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
     def check_final(self) -> None:
-        """Refuse with `ConfigError` a path at which something else than a file stands."""
+        """Raise `ConfigError` if the path is something else than a regular file."""
         found = self.stat(self.final)
         if found is not None and not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"{self.path!r} is not a regular file: it is not replaced")
 
     def exists(self, name: str) -> bool:
-        """Tell whether a name is taken."""
+        """Return whether a name exists."""
         return self.stat(name) is not None
 
     def is_inode(self, name: str, inode: tuple[int, int]) -> bool:
-        """Tell whether a name is that of a certain file."""
+        """Return whether a name leads to this inode."""
         found = self.stat(name)
         return found is not None and (found.st_dev, found.st_ino) == inode
 
     def remove(self, name: str) -> None:
-        """Remove a name if it stands."""
+        """Remove a name if it exists."""
         with suppress(FileNotFoundError):
             files.remove(self.dirfd, name)
 

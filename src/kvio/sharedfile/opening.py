@@ -1,4 +1,4 @@
-"""What a handle begins with: a file made, joined, taken over, or sealed."""
+"""Open a shared file for a handle: create, join, recover, or read a sealed one."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Path = str | os.PathLike[str]
 
 @dataclass(slots=True, kw_only=True)
 class Opened:
-    """What a handle begins with.
+    """An open shared file, from which a handle is made.
 
     Attributes:
-        names: the directory, open, and the names in it.
-        map: where writers meet; None: the file is sealed.
-        fd: of the data that is written, or -1.
-        rank: the rank the handle writes for; None: any.
-        seals: it may seal.
-        reason: why the mode was chosen.
-        io_threads, verify, mode: as the user asked for; the mode is that of reads.
-        on_start: what threads call first, with their number.
+        names: the open directory, and the names in it.
+        map: the map of its writers; None: the file is sealed.
+        fd: the data file that is written, or -1.
+        rank: the rank that the handle writes for; None: any.
+        seals: the handle may seal.
+        reason: why the I/O mode was chosen.
+        io_threads, verify, mode: the options; the mode is that of reads.
+        on_start: called first by each thread, with its number.
     """
 
     names: Names
@@ -73,7 +73,7 @@ def create(
         plan.layout.check_rank(rank or 0)
         map_, fd, allocated = steps.create(names, plan, preallocate=chosen.preallocate, group=group)
     if chosen.preallocate and not allocated:
-        reason = f"{reason}; the medium cannot preallocate"
+        reason = f"{reason}; the file system cannot preallocate"
     return Opened(
         names=names, map=map_, fd=fd, rank=rank, seals=True, reason=reason,
         io_threads=chosen.io_threads, on_start=on_start,
@@ -110,7 +110,7 @@ def recover(path: Path, io_threads: int, placement: Placement | None) -> Opened:
 
 
 def status(path: Path) -> SharedFileStatus:
-    """Look at a path; see `SharedFile.status`."""
+    """Return the state of the file at a path; see `SharedFile.status`."""
     names = open_names(path)
     try:
         return status_of(names)

@@ -1,4 +1,4 @@
-"""The fixed part of a map: what all writers of a shared file agree on, as bytes; docs/format.md."""
+"""The fixed part of a map, which all writers of a shared file share; see docs/format.md."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _KNOWN_FLAGS: Final = 63
 _FIXED = struct.Struct("<8sHHI16s16sQQQQIII32x")
 _CRC = struct.Struct("<I")
 HEAD_BYTES: Final = _FIXED.size + _CRC.size  # 128
-#: Behind the head: state, progress and how many wait for it, whether bytes must be read again
-#: before a seal, the device and inode of the data.
+#: After the head: state, progress and the number of processes that wait for it, whether a seal
+#: must read all bytes again, and the device and inode of the data.
 STATE_AT: Final = 128
 PROGRESS_AT: Final = 132
 WAITERS_AT: Final = 136
-DOUBT_AT: Final = 140
+REREAD_AT: Final = 140
 INODE_AT: Final = 144
 WRITERS_AT: Final = 192
 #: Of each writer: its state, the errno of its failure, its process.
@@ -37,20 +37,20 @@ WRITER_BYTES: Final = 16
 
 
 class PlanError(ValueError):
-    """These bytes do not begin a map; the message says what is wrong."""
+    """These bytes are not the beginning of a map; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a shared file is to become.
+    """The fixed properties of a shared file.
 
     Attributes:
-        file_id: 16 random bytes that tell this file from others of its name.
-        boot_id: of the machine that made it; what is mapped does not outlive it.
-        layout: who writes what.
-        memory_align: what direct I/O asks of memory.
+        file_id: 16 random bytes that distinguish this file from others of its name.
+        boot_id: the boot of the machine that made it; the mapped counts are lost with it.
+        layout: the bytes of each writer.
+        memory_align: the alignment of memory that direct I/O needs.
         direct, checksum, durable: how bytes are written; *index*: whether checksums are kept in
-            the sealed file; *replace*: whether a standing file gives way.
+            the sealed file; *replace*: whether an existing file is replaced.
         sidecar: whether checksums are kept in a file beside the sealed one.
         file_mode: the permissions of the sealed file and its sidecar.
     """
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def flags(self) -> int:
-        """The choices as bits."""
+        """The options as bits."""
         return (
             FLAG_DIRECT * self.direct
             | FLAG_CHECKSUM * self.checksum
@@ -81,29 +81,29 @@ class Plan:
 
     @property
     def sizes_at(self) -> int:
-        """Where the sizes of domains stand in the map."""
+        """The offset of the sizes of domains in the map."""
         return WRITERS_AT + WRITER_BYTES * self.layout.writers
 
     @property
     def cells_at(self) -> int:
-        """Where the cells stand, 8 bytes each."""
+        """The offset of the cells, 8 bytes each."""
         return self.sizes_at + 8 * len(self.layout.sizes)
 
     @property
     def blocks_at(self) -> int:
-        """Where the file blocks with several writers stand, aligned as in the file."""
+        """The offset of file blocks with several writers, aligned as in the file."""
         end = self.cells_at + 8 * self.layout.cells
         align = max(self.layout.align, 4096)
         return -(-end // align) * align
 
     @property
     def map_nbytes(self) -> int:
-        """How long the map is."""
+        """The length of the map."""
         return self.blocks_at + len(self.layout.shared_blocks) * self.layout.align
 
 
 def pack(plan: Plan) -> tuple[bytes, bytes]:
-    """Encode a plan: the head of the map, and the sizes that stand at `Plan.sizes_at`."""
+    """Encode a plan: the head of the map, and the sizes at `Plan.sizes_at`."""
     layout = plan.layout
     sizes = pack_words("Q", layout.sizes)
     head = _FIXED.pack(
@@ -115,17 +115,17 @@ def pack(plan: Plan) -> tuple[bytes, bytes]:
 
 
 def room_of(head: bytes) -> int:
-    """Give how many bytes behind a map's first ones `unpack` wants to see."""
+    """Return how many more bytes after a map's first ones `unpack` needs."""
     fields = _FIXED.unpack_from(head)
     writers, nsizes = (min(int(fields[place]), MAX_WRITERS) for place in (3, 9))
     return WRITER_BYTES * writers + 8 * nsizes
 
 
 def unpack(data: bytes, nbytes: int) -> Plan:
-    """Decode the beginning of a map of *nbytes* bytes and check all it says.
+    """Decode and check the beginning of a map of *nbytes* bytes.
 
     Raises:
-        PlanError: it is no map, of another version, damaged, or cut short.
+        PlanError: it is not a map, of another version, damaged, or truncated.
     """
     if len(data) < WRITERS_AT:
         raise PlanError("shorter than a map's head")

@@ -1,4 +1,4 @@
-"""From a user's options and a medium to the plan of a shared file."""
+"""Make the plan of a shared file from a user's options and the file system."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ _CELL_BYTES: Final = 4 * MiB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedFileOptions:
-    """How a shared file is divided and written.
+    """The options of `SharedFile.create`.
 
     Attributes:
-        sizes: the bytes of each rank's domain, one after the other; None: even, whole blocks.
-        stripe_bytes: deal pieces of this length out in turn instead; 0: one domain after another.
-        align: file blocks in bytes, which two writers never share; "auto": what the file system
-            and its direct I/O ask for, and even domains then begin on its stripes, where it tells.
-        cell_bytes: a checksum is kept for every so many bytes: what a range read may have to
-            read besides, and what is written anew after a crash.
+        sizes: the bytes of each rank's domain, one after the other; None: equal, whole blocks.
+        stripe_bytes: length of pieces that are assigned to ranks in turn (round-robin); 0: one
+            contiguous domain per rank.
+        align: the file block in bytes, the smallest unit of a write; "auto": that of the file
+            system and its direct I/O, and equal domains then begin on its stripes if it has any.
+        cell_bytes: bytes per checksum: a read of a range may read so much more, and after a crash
+            an incomplete cell is written again.
         mode: "buffered", "direct", or "hybrid", which chooses one of them for the whole file.
         durability: "durable": `seal` syncs file and directory; "visible": it does not.
-        layout: "block": checksums are kept behind the payload; "plain": the payload alone.
+        layout: "block": checksums after the payload; "plain": the payload only.
         checksum: compute checksums.
         sidecar: keep the checksums of a plain file in a file beside it, so that `SharedFile.open`
             reads and verifies it.
@@ -52,12 +53,12 @@ class SharedFileOptions:
             process that creates it. Until it is sealed it is the owner's alone.
         dir_mode: permissions of missing directories of the path, such as 0o750, which are then
             made; None: the directory must exist.
-        group: name or number of the group that the file, and directories that are made, are given
-            to; None: the system's choice.
+        group: name or number of the group of the file and of directories that are made; None: the
+            system's choice.
         preallocate: allocate all blocks before the first write.
-        if_exists: "error", or "replace": a file that stands gives way when this one is sealed.
-        io_threads: how many threads `submit_pwrite` uses, and how many help with large pieces.
-        placement: where these run; None: wherever the system puts them.
+        if_exists: "error", or "replace": `seal` replaces an existing file.
+        io_threads: threads of `submit_pwrite`, and threads that help with large pieces.
+        placement: processors for these threads; None: the system decides.
     """
 
     sizes: tuple[int, ...] | None = None
@@ -92,18 +93,18 @@ class SharedFileOptions:
 
 
 def check_io_threads(io_threads: int) -> None:
-    """Refuse what is no number of threads with `ConfigError`."""
+    """Raise `ConfigError` if this is not a number of threads."""
     if io_threads < 1:
         raise ConfigError(f"io_threads must be 1 or more, not {io_threads}")
 
 
 def check_mode(mode: str) -> None:
-    """Refuse what is no `Mode` with `ConfigError`."""
+    """Raise `ConfigError` if this is not a `Mode`."""
     _check_choice("mode", mode, get_args(Mode))
 
 
 def check_verify(verify: str) -> None:
-    """Refuse what is no `Verify` with `ConfigError`."""
+    """Raise `ConfigError` if this is not a `Verify`."""
     _check_choice("verify", verify, get_args(Verify))
 
 
@@ -113,10 +114,10 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def choose_options(choices: dict[str, Any]) -> SharedFileOptions:
-    """Make options of keywords.
+    """Return the options of keywords.
 
     Raises:
-        ConfigError: one that there is not, or a value that cannot be.
+        ConfigError: an option is unknown, or its value is wrong.
     """
     known = {field.name for field in fields(SharedFileOptions)}
     unknown = sorted(set(choices) - known)
@@ -128,14 +129,14 @@ def choose_options(choices: dict[str, Any]) -> SharedFileOptions:
 
 
 def choose_places(placement: Placement | None, threads: int) -> Callable[[int], None] | None:
-    """Give what threads call first to move to their places; None: nothing.
+    """Return a function that each thread calls first to set its processors; None: nothing to do.
 
     Raises:
-        ConfigError: the placement cannot be on this machine.
+        ConfigError: the placement does not fit this machine.
     """
     if placement is None:
         return None
-    from kvio.placement import thread_placer  # late: few ask for it
+    from kvio.placement import thread_placer  # imported late: few programs use it
 
     return thread_placer(placement, threads)
 
@@ -143,10 +144,10 @@ def choose_places(placement: Placement | None, threads: int) -> Callable[[int], 
 def make_plan(
     names: Names, size: int, writers: int, options: SharedFileOptions
 ) -> tuple[Plan, str]:
-    """Decide what a file is to become, and say why it is written in this mode.
+    """Return the plan of a file, and the reason for its I/O mode.
 
     Raises:
-        ConfigError: an option cannot be, or the medium cannot be durable where that is asked.
+        ConfigError: an option is wrong, or the file system cannot be durable.
     """
     with typed(names, "create"):
         medium = recall(names.dirfd, names.new_probe())
@@ -177,7 +178,7 @@ def make_plan(
 
 
 def _default_mode() -> int:
-    """Take from reading by everybody what the umask takes; of the owner it takes nothing."""
+    """Return 0444 less the umask, but always readable by the owner."""
     umask = 0o077
     with suppress(OSError, ValueError), open("/proc/self/status", encoding="ascii") as status:
         for line in status:
@@ -204,7 +205,7 @@ def _choose_mode(
 
 
 def _block_bytes(dirfd: int) -> int:
-    """Give the file system's block; some call what they like best one, however large."""
+    """Return the file system's block; 4096 where it reports a preferred size that is larger."""
     told = os.fstatvfs(dirfd).f_bsize
     return told if told & (told - 1) == 0 and 0 < told <= MAX_ALIGN else 4096
 
@@ -231,7 +232,7 @@ def _lay_out(
 
 
 def boot_id() -> bytes:
-    """Tell boots of machines apart: 16 bytes; zeros where the kernel does not say."""
+    """Return 16 bytes that differ between boots of machines; zeros if the kernel has none."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:

@@ -1,4 +1,4 @@
-"""Quotas of btrfs, under which a store to mapped memory can be a SIGBUS."""
+"""Quota groups of btrfs, with which a store to mapped memory can be a SIGBUS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SYSFS: Final = Path("/sys/fs/btrfs")
 
 
 def limited(fd: int) -> bool:
-    """Tell whether a file is on a btrfs some of whose quota groups have a limit.
+    """Return whether a file is on a btrfs with a limited quota group.
 
     btrfs copies a page anew after every writeback and asks the quota for the room; where there is
     none, the process that stores into the page is killed. That the kernel tells who is limited,

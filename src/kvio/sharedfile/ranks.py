@@ -1,7 +1,7 @@
 """The ranks of a communicator as the writers of a shared file.
 
-Every rank takes part in the same exchanges in the same order, whatever it met in between: one that
-raised and left would keep the others waiting for ever.
+Every rank takes part in the same exchanges in the same order, also after an error: the others
+would wait for ever for a rank that leaves early.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TEXT_MOST: Final = 2000
 
 
 class Ranks(Protocol):
-    """What is needed of a communicator; mpi4py's have it."""
+    """The part of a communicator that is used; those of mpi4py have it."""
 
     @property
     def rank(self) -> int:
@@ -32,7 +32,7 @@ class Ranks(Protocol):
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
 
     def allgather(self, sendobj: Any, /) -> list[Any]:
         """Return what every rank passes, in order."""
@@ -43,7 +43,7 @@ def ranks_of(comm: Any) -> Ranks:
 
     Raises:
         ConfigError: it is neither.
-        UnsupportedError: the process group moves no objects of the CPU.
+        UnsupportedError: the process group has no backend for the CPU.
     """
     if callable(getattr(comm, "rank", None)) and callable(getattr(comm, "size", None)):
         return _TorchRanks(comm)
@@ -86,15 +86,15 @@ def on_first(
     leave: Callable[[T], None],
     undo: Callable[[T], None],
 ) -> T:
-    """Run *make* on rank 0, then *join* on the others; where one rank fails, all do.
+    """Run *make* on rank 0, then *join* on the others; if one rank fails, all ranks raise.
 
-    Then what the others had opened is left, and what rank 0 had made is undone. The rank that
-    failed raises its own error, each other rank that of the first one that failed.
+    Then the others call *leave* with their handles, and rank 0 calls *undo*. The rank that failed
+    raises its own error, and each other rank that of the first one that failed.
 
     Raises:
         UnsupportedError: the ranks are not all on one machine.
-        KvioError: what another rank raised; the message begins with that rank.
-        RankFailedError: another rank raised what is no KvioError.
+        KvioError: the error of another rank; the message begins with that rank.
+        RankFailedError: another rank raised an exception that is not a `KvioError`.
     """
     opened: list[T] = []
     signals = _HeldSignals()
@@ -112,19 +112,19 @@ def on_first(
             try:
                 (undo if ranks.rank == 0 else leave)(mine)
             except KvioError as exc:
-                error.add_note(f"closing what this rank had opened failed, too: {exc}")
+                error.add_note(f"closing the handle of this rank failed, too: {exc}")
         raise
     return opened[0]
 
 
 def _exchange(ranks: Ranks, signals: _HeldSignals, step: Callable[[], object]) -> list[Any]:
-    """Run a step and return what it returned on every rank; where it failed on one, all raise."""
+    """Run a step and return its results on all ranks; if it fails on one, all raise."""
     answer: object = None
     error: BaseException | None = None
     try:
         answer = step()
         signals.deliver()
-    except BaseException as exc:  # noqa: BLE001  # whatever it is, the other ranks wait for it
+    except BaseException as exc:  # noqa: BLE001  # the other ranks wait for it
         error = exc
     failure = None if error is None else _for_others(error, ranks.rank)
     found = ranks.allgather((answer, failure))
@@ -153,7 +153,7 @@ def _for_others(error: BaseException, rank: int) -> KvioError:
 
 
 def _machine() -> tuple[str, str]:
-    """Return what tells this machine from others."""
+    """Return values that differ between machines."""
     return boot_id().hex(), os.uname().nodename
 
 
@@ -161,16 +161,16 @@ def _check_one_machine(machines: list[tuple[str, str]], rank: int) -> None:
     here = machines.count(machines[rank])
     if here != len(machines):
         raise UnsupportedError(
-            f"{len(machines)} ranks, {here} of them on this machine: writers of a shared file meet "
-            "in memory and must be on one machine; split the communicator by machine"
+            f"{len(machines)} ranks, {here} of them on this machine: writers of a shared file "
+            "share memory and must be on one machine; split the communicator by machine"
         )
 
 
 class _HeldSignals:
-    """Handlers of signals, which wait while the ranks exchange messages.
+    """Delays the handlers of signals while the ranks exchange messages.
 
-    One that raised then (Ctrl-C does) would end the exchange on this rank alone, and the others
-    would wait for ever. Python runs handlers in the main thread only: other threads hold nothing.
+    A handler that raises (Ctrl-C does) would end the exchange on this rank alone, and the others
+    would wait for ever. Python runs handlers on the main thread only, so only it delays them.
     """
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class _HeldSignals:
         self._came.append((number, frame))
 
     def deliver(self) -> None:
-        """Call the handlers of the signals that came."""
+        """Call the handlers of the signals that arrived."""
         while self._came:
             number, frame = self._came.pop(0)
             self._handlers[number](number, frame)

@@ -1,4 +1,4 @@
-"""Reading a sealed shared file, with the checksums of its cells."""
+"""Read a sealed shared file, verifying the checksums of its cells."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from kvio.sharedfile.names import Names
 from kvio.sharedfile.planning import Mode
 from kvio.types import KiB, MiB, Verify
 
-#: How many pieces of memory one read takes: IOV_MAX of Linux.
+#: The most pieces of memory in one read: IOV_MAX of Linux.
 _PIECES: Final = 1024
-#: What is worth a thread of its own, and what pieces begin on.
+#: The least bytes that another thread reads, and the alignment of such pieces.
 _PIECE_BYTES: Final = 2 * MiB
 _STEP_BYTES: Final = 64 * KiB
-#: Of one system call, and of a bounce buffer; so many buffers are kept.
+#: The size of one system call and of a bounce buffer, and the number of buffers kept.
 _CHUNK_BYTES: Final = 1 * MiB
 _BOUNCES: Final = 4
-#: Cells from this length on are read past the page cache if no more of them is in it.
+#: Cells of at least this length are read directly if at most this share is in the page cache.
 _COLD_BYTES: Final = 64 * KiB
 _COLD_FRACTION: Final = 0.5
 
 
 def read_fully(fd: int, parts: Sequence[memoryview], offset: int) -> int:
-    """Fill views from a file, or as much of them as there is; the count."""
+    """Fill views from a file until it ends, and return the number of bytes."""
     done, nbytes = 0, total_bytes(parts)
     rest = list(parts)
     while done < nbytes:
@@ -65,7 +65,7 @@ def open_sealed(names: Names) -> int:
 
     Raises:
         BlockNotFoundError: there is none.
-        CorruptBlockError: it is no regular file.
+        CorruptBlockError: it is not a regular file.
     """
     try:
         fd = files.open_file(names.dirfd, names.final, os.O_RDONLY | os.O_NONBLOCK)
@@ -78,11 +78,11 @@ def open_sealed(names: Names) -> int:
 
 
 def open_checked(names: Names) -> tuple[int, Index]:
-    """Open a sealed file and read its index, which stands at its end or in its sidecar.
+    """Open a sealed file and read its index, which is at its end or in its sidecar.
 
     Raises:
         BlockNotFoundError: there is none.
-        CorruptBlockError: it is no sealed shared file, or was damaged.
+        CorruptBlockError: it is damaged, or not a sealed shared file.
         OutOfMemoryError: there is no memory for its index.
     """
     while True:
@@ -120,7 +120,7 @@ class _Cell(NamedTuple):
 
     Attributes:
         out: the caller's memory for it.
-        room: where it is read in part, the part of our memory that is wanted.
+        room: if a part is wanted, this part of the memory that the whole cell is read into.
     """
 
     number: int
@@ -131,7 +131,7 @@ class _Cell(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """What one thread reads at once: some bytes, all in one cell."""
+    """The bytes that one thread reads at once, all in one cell."""
 
     cell: int
     parts: Sequence[memoryview]
@@ -140,12 +140,12 @@ class _Piece(NamedTuple):
 
 
 class Reader:
-    """Reads from one sealed file; any number of threads may.
+    """Reads from one sealed file, by any number of threads.
 
     Args:
-        fd: of the file; the reader's from now on.
-        run_all: runs tasks side by side, as `Executor.run_all` does.
-        mode: "buffered", "direct", or "hybrid": direct what is not in the page cache.
+        fd: the file, which the reader closes.
+        run_all: runs tasks concurrently, as `Executor.run_all` does.
+        mode: "buffered", "direct", or "hybrid": direct for cells that are not in the page cache.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Reader:
         return nbytes
 
     def _read(self, parts: Sequence[memoryview], start: int, end: int) -> None:
-        """Read cell by cell, the pieces of all side by side."""
+        """Read the pieces of all cells concurrently, then verify each cell."""
         cells, pieces = list[_Cell](), list[_Piece]()
         for number, first, last in self.index.layout.cells_between(start, end):
             at, stop = max(first, start), min(last, end)
@@ -205,7 +205,7 @@ class Reader:
             direct = whole and self._is_cold(cell)
             if whole or self._checksums is None:
                 pieces += self._cut(len(cells), cell.out, at, direct=direct)
-            else:  # what is read in part is read whole
+            else:  # the whole cell is read to verify it
                 room = aligned(last - first, 64)
                 cell = cell._replace(room=room[at - first : stop - first])
                 pieces += self._cut(len(cells), [room], first, direct=direct)
@@ -218,7 +218,7 @@ class Reader:
     def _cut(
         self, cell: int, parts: Sequence[memoryview], offset: int, *, direct: bool
     ) -> Iterator[_Piece]:
-        """Cut what is read of a cell into pieces that are worth a thread each."""
+        """Split the bytes of a cell that are read into pieces for one thread each."""
         nbytes = total_bytes(parts)
         count = max(1, nbytes // _PIECE_BYTES)
         step = -(-nbytes // count // _STEP_BYTES) * _STEP_BYTES
@@ -227,7 +227,7 @@ class Reader:
             yield _Piece(cell, own, offset + at, direct)
 
     def _is_cold(self, cell: _Cell) -> bool:
-        """Decide whether to read past the page cache; what is read again is left to it."""
+        """Decide whether to read directly: cells that are not cached, the first time only."""
         if self._mode != "hybrid":
             return self._mode == "direct"
         nbytes = cell.end - cell.start
@@ -240,7 +240,7 @@ class Reader:
         return True
 
     def _read_piece(self, piece: _Piece) -> int:
-        """Fill a piece of memory, and return its CRC32C (0 where nothing is verified)."""
+        """Read a piece, and return its CRC32C (0 without verification)."""
         fd = self._open_direct() if piece.direct else -1
         try:
             if fd >= 0:
@@ -250,7 +250,7 @@ class Reader:
                 except OSError as exc:
                     if exc.errno != errno.EINVAL:
                         raise
-                    self._mode = "buffered"  # there is no direct I/O, or it asks for more
+                    self._mode = "buffered"  # no direct I/O, or it needs another alignment
                 finally:
                     self._pool.give(bounce)
             return self._fill(self._fd, piece, None)
@@ -276,7 +276,7 @@ class Reader:
         return found
 
     def _open_direct(self) -> int:
-        """Open the same file once more, for direct I/O; -1: that cannot be."""
+        """Return a descriptor of the same file for direct I/O; -1: there can be none."""
         with self._lock:
             if self._direct_fd is None:
                 flags = os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC
@@ -293,10 +293,10 @@ class Reader:
         pieces: Sequence[_Piece],
         sums: Sequence[int],
     ) -> None:
-        """Hand out what is read whole of cells that are good.
+        """Copy intact cells that were read for a part to the caller's memory.
 
         Raises:
-            CorruptBlockError: one is not; its bytes are zeros in the caller's memory.
+            CorruptBlockError: a cell is corrupt; its bytes become zeros in the caller's memory.
         """
         bad: _Cell | None = None
         of_cell: list[list[tuple[int, int]]] = [[] for _ in cells]
@@ -306,7 +306,7 @@ class Reader:
             if _native.crc32c_combine(shares) != checksums[cell.number]:
                 bad = bad or cell
                 for part in cell.out:
-                    part[:] = bytes(len(part))  # what is corrupt is not handed out
+                    part[:] = bytes(len(part))  # corrupt bytes are not returned
             elif cell.room is not None:
                 scatter(cell.room, cell.out)
         if bad is not None:
@@ -316,11 +316,11 @@ class Reader:
             )
 
     def abandon(self) -> None:
-        """Close the descriptors in a forked child, which does not read."""
+        """Close the descriptors in a forked child."""
         self._close_all()
 
     def close(self) -> None:
-        """Wait for reads under way and close the descriptors."""
+        """Wait for reads in progress and close the descriptors."""
         with self._lock:
             self._closed = True
             threads.wait_for(self._idle, lambda: not self._busy, None)

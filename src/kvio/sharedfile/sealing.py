@@ -1,4 +1,4 @@
-"""The end of a shared file's writing: all of it is there, synced, and gets its name."""
+"""Seal a shared file: wait for all bytes, sync them, and publish the file."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from kvio.sharedfile.reading import read_fully
 from kvio.sharedfile.steps import typed
 from kvio.types import IOMode, Level, MiB, Receipt
 
-#: How long a wait for other processes lasts before it looks whether they failed.
-_LOOK_EVERY_S: Final = 0.1
+#: How often a wait for other processes checks whether they failed.
+_CHECK_EVERY_S: Final = 0.1
 _NAMED_AT_MOST: Final = 8
 
 
@@ -41,7 +41,7 @@ def wait_until_whole(names: Names, map_: Map, timeout: float | None) -> None:
     """Wait until every byte has been written.
 
     Raises:
-        StorageTimeoutError: bytes are missing; who owes them is named.
+        StorageTimeoutError: bytes are missing; the message names the ranks.
         StorageError: a writer's I/O failed.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -50,10 +50,10 @@ def wait_until_whole(names: Names, map_: Map, timeout: float | None) -> None:
         _check_state(names, map_)
         if next(map_.missing(), None) is None:
             return
-        left = _LOOK_EVERY_S if deadline is None else deadline - time.monotonic()
+        left = _CHECK_EVERY_S if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise StorageTimeoutError(_what_is_missing(names, map_), key=names.path)
-        map_.wait(progress, min(left, _LOOK_EVERY_S))
+        map_.wait(progress, min(left, _CHECK_EVERY_S))
 
 
 def _check_state(names: Names, map_: Map) -> None:
@@ -71,7 +71,7 @@ def _what_is_missing(names: Names, map_: Map) -> str:
     for rank, cells in groupby(sorted(map_.missing()), key=lambda cell: cell.rank):
         pieces = list(cells)
         nbytes = sum(piece.nbytes for piece in pieces)
-        alive = "" if map_.is_locked(rank) else ", which nobody writes"
+        alive = "" if map_.is_locked(rank) else ", which no process writes"
         owed.append(f"rank {rank}{alive} (up to {nbytes} bytes from {pieces[0].offset})")
     shown = ", ".join(islice(owed, _NAMED_AT_MOST))
     more = f" and {len(owed) - _NAMED_AT_MOST} more" if len(owed) > _NAMED_AT_MOST else ""
@@ -91,10 +91,10 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
     """Write what is left, sync, and publish; see `steps`. *fd* stays open.
 
     Raises:
-        StorageError: the medium failed; the name is not there, but where the sync of its
-            directory failed.
-        BlockExistsError: the name was taken meanwhile.
-        CorruptBlockError: what was written before a recovery does not read back as it was.
+        StorageError: the storage failed; the file has its name only if the sync of its directory
+            failed.
+        BlockExistsError: another file got the name meanwhile.
+        CorruptBlockError: bytes written before a recovery do not read back.
     """
     plan, index = map_.plan, _index_of(map_)
     map_.state = State.SEALING
@@ -102,7 +102,7 @@ def seal(names: Names, map_: Map, fd: int, *, reason: str) -> Sealed:
     with typed(names, "seal"):
         try:
             _complete(names, map_, fd, index, journaled=journaled)
-        except OSError:  # an inode that lost bytes is never trusted again
+        except OSError:  # an inode that may have lost bytes is not used again
             map_.note(State.FAILED)
             raise
         if plan.sidecar:
@@ -131,12 +131,12 @@ def _complete(names: Names, map_: Map, fd: int, index: Index, *, journaled: bool
     _write_end(map_.plan, fd, index)
     files.set_mode(fd, map_.plan.file_mode)
     map_.sync(fd, journaled=journaled)
-    if map_.in_doubt:
+    if map_.must_reread:
         _read_again(names, map_.plan, fd, index)
 
 
 def _write_sidecar(names: Names, map_: Map, fd: int, index: Index, *, journaled: bool) -> None:
-    """Write the checksums beside the data; where that fails the next seal tries again."""
+    """Write the sidecar; if that fails, `seal` can be called again."""
     try:
         with typed(names, "write the sidecar of"):
             sidecar.write(names, map_.plan, fd, index, journaled=journaled)
@@ -155,26 +155,26 @@ def _publish(names: Names, map_: Map, *, journaled: bool) -> None:
     map_.state = State.SEALED
     if map_.plan.durable:
         files.sync_dir(names.dirfd, journaled=journaled)
-    with suppress(OSError):  # the file is there; `recover` removes a map that stays
+    with suppress(OSError):  # the file is published; `recover` removes a leftover map
         if not journaled:
             names.remove(names.data)
         names.remove(names.map)
-    if not journaled:  # before the map is closed: then its blocks may be another file's
+    if not journaled:  # before the map is closed, because then its blocks may be reused
         files.sync_dir(names.dirfd, journaled=False)
-    if replaced is not None:  # what stays of it is removed by the next creation of this path
+    if replaced is not None:  # else its sidecar is removed by the next creation of this path
         with suppress(OSError):
             names.remove(names.sidecar(replaced.st_ino))
 
 
 def _take_final_name(names: Names, map_: Map, *, journaled: bool) -> None:
-    """Move the data to its final name.
+    """Rename the data to its final name.
 
-    Where names and inodes reach the disk in any order, an old file keeps a name, that of the data,
-    until the directory is synced: else a power cut could take the old file and leave no new one.
+    Without a journal an old file keeps a name, that of the data, until the directory is synced:
+    else a power cut could lose the old file and the new one.
     """
     if not journaled and map_.plan.replace and names.exists(names.final):
         names.check_final()
-        with suppress(FileNotFoundError):  # it is gone since
+        with suppress(FileNotFoundError):  # it was removed meanwhile
             try:
                 files.exchange(names.dirfd, names.data, names.final)
             except OSError as exc:
@@ -198,7 +198,7 @@ def _write_shared_blocks(map_: Map, fd: int) -> None:
 
 
 def _write_end(plan: Plan, fd: int, index: Index) -> None:
-    """Write the index, or none, and cut the file to its size."""
+    """Write the index, if any, and truncate the file to its size."""
     at, align = indices.starts_at(plan.layout), plan.layout.align
     if not plan.index:
         files.truncate(fd, plan.layout.size)
@@ -221,10 +221,10 @@ def _write(plan: Plan, fd: int, memory: memoryview, offset: int) -> None:
 
 
 def _read_again(names: Names, plan: Plan, fd: int, index: Index) -> None:
-    """Read from the medium what was written while nobody of this seal watched for errors."""
+    """Read all bytes from the disk, because errors of their writeback may have been missed."""
     if index.checksums is None:
         raise CorruptBlockError(
-            f"{names.path!r} has no checksums, so what was written before its recovery, or before "
+            f"{names.path!r} has no checksums, so bytes written before its recovery, or before "
             "a signal interrupted its sync, cannot be checked; abort it",
             key=names.path,
         )

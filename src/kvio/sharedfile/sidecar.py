@@ -1,8 +1,8 @@
-"""The file beside a plain shared file that keeps its checksums; docs/format.md.
+"""The sidecar: a file beside a plain shared file that keeps its checksums; see docs/format.md.
 
-It has the inode of the file in its name and, with a random id, in its head. So a crash can leave a
-sidecar of no file, and no file is taken for the one that a sidecar was written for: a copy has
-another inode, and what gets that inode later has another id, or another time.
+Its name has the inode of the shared file; its head has the inode and a random id. So a crash can
+leave a sidecar without a file, but no other file is taken for the one it belongs to: a copy has
+another inode, and a later file with that inode has another id, or another time of change.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kvio.sharedfile.plan import Plan
 
 MAGIC: Final = b"KVIOSUM\n"
 VERSION: Final = 1
-#: The id stands in an attribute of the file too; where it does not, the time of its last change
-#: tells it from others.
+#: The file has the id in an extended attribute; without it, the time of its last change is
+#: compared.
 FLAG_TAGGED: Final = 1
 _HEAD = struct.Struct("<8sHH4xQq16s12x")
 _CRC = struct.Struct("<I")
@@ -33,7 +33,7 @@ _ATTRIBUTE: Final = "user.kvio.id"
 
 
 def tag(fd: int, file_id: bytes) -> None:
-    """Write the id of a shared file into an attribute of it, where the file system has any."""
+    """Write the id of a shared file into its extended attribute, where there are any."""
     with suppress(OSError):
         os.setxattr(fd, _ATTRIBUTE, file_id)
 
@@ -41,22 +41,22 @@ def tag(fd: int, file_id: bytes) -> None:
 def _tag_of(fd: int) -> bytes | None:
     try:
         return os.getxattr(fd, _ATTRIBUTE)
-    except OSError:  # none, or a file system that has no attributes
+    except OSError:  # it has none, or the file system has no attributes
         return None
 
 
 def pack(index: Index, *, inode: int, mtime_ns: int, tagged: bool) -> bytes:
-    """Encode a sidecar: whose it is, then an index and its trailer as in a sealed file."""
+    """Encode a sidecar: its head, then an index and its trailer as in a sealed file."""
     flags = FLAG_TAGGED if tagged else 0
     head = _HEAD.pack(MAGIC, VERSION, flags, inode, mtime_ns, index.file_id)
     return head + _CRC.pack(_native.crc32c(head)) + indices.pack(index)
 
 
 def unpack(content: bytes) -> tuple[Index, int, int, bool]:
-    """Decode a sidecar: the index, the inode and time of its file, whether that has the id.
+    """Decode a sidecar: the index, the inode and time of its file, and whether that has the id.
 
     Raises:
-        SealError: it is none, of another version, or damaged.
+        SealError: it is not a sidecar, of another version, or damaged.
     """
     head = content[: _HEAD.size]
     if len(content) < HEAD_BYTES + indices.TRAILER_BYTES:
@@ -77,10 +77,10 @@ def unpack(content: bytes) -> tuple[Index, int, int, bool]:
 
 
 def write(names: Names, plan: Plan, fd: int, index: Index, *, journaled: bool) -> None:
-    """Write and sync the sidecar of the data file *fd*, to which no byte is written any more.
+    """Write and sync the sidecar of the complete data file *fd*.
 
     Raises:
-        OSError: it could not be written; what is there of it belongs to no file with a name.
+        OSError: it could not be written; the file it belongs to has no final name yet.
     """
     info = os.fstat(fd)
     content = pack(
@@ -90,7 +90,7 @@ def write(names: Names, plan: Plan, fd: int, index: Index, *, journaled: bool) -
         tagged=_tag_of(fd) == plan.file_id,
     )
     name = names.sidecar(info.st_ino)
-    names.remove(name)  # of a file that is gone and had this inode, or of a seal cut short
+    names.remove(name)  # of a removed file with this inode, or of an interrupted seal
     beside = files.create(names.dirfd, name)
     try:
         if os.fstat(beside).st_gid != info.st_gid:
@@ -110,7 +110,7 @@ def write(names: Names, plan: Plan, fd: int, index: Index, *, journaled: bool) -
 
 
 def read(names: Names, fd: int) -> Index | None:
-    """Read the checksums that a file's sidecar keeps; None: it has none.
+    """Return the checksums in a file's sidecar; None: it has none.
 
     Raises:
         SealError: it is damaged, or another file's.
@@ -137,7 +137,7 @@ def read(names: Names, fd: int) -> Index | None:
 
 
 def _content(fd: int) -> bytes:
-    """Read a sidecar, of which the end says how long it is."""
+    """Read a sidecar, whose trailer has its length."""
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         raise SealError("its sidecar is not a regular file")
@@ -148,8 +148,8 @@ def _content(fd: int) -> bytes:
 
 
 def sweep(names: Names, sidecars: list[str]) -> None:
-    """Remove sidecars of files that are gone; the caller must have the map of the path."""
-    standing = names.stat(names.final)
+    """Remove sidecars of removed files; the caller must have the map of the path."""
+    existing = names.stat(names.final)
     for name in sidecars:
-        if standing is None or name != names.sidecar(standing.st_ino):
+        if existing is None or name != names.sidecar(existing.st_ino):
             names.remove(name)

@@ -1,4 +1,4 @@
-"""What stands at the path of a shared file, found without joining it or taking it over."""
+"""The status of a shared file, found without opening it to write or recover."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from kvio.sharedfile.planning import boot_id
 from kvio.sharedfile.reading import open_checked
 from kvio.sharedfile.steps import find_map, typed
 
-Standing = Literal["preparing", "open", "sealing", "failed", "aborted", "sealed"]
+StateName = Literal["preparing", "open", "sealing", "failed", "aborted", "sealed"]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFileStatus:
-    """What became of a shared file, at the moment it was looked at.
+    """The state of a shared file at one moment.
 
     Attributes:
-        path: as given.
-        state: "sealed": the file is there, whole. "preparing": it is being created; "open": it is
-            being written; "sealing": it is being sealed, or was when that process ended;
-            "failed": I/O failed, so that it can only be aborted; "aborted": it is being removed.
-        size: of the payload, in bytes.
-        writers: how many ranks there are.
-        checksums: where they are, or will be: "file": behind the payload, "sidecar": beside it,
-            "none": nowhere.
-        owed: the bytes that each rank still has to write; none of one that has written all.
-        writing: the ranks for which a handle is open.
-        sealer: a handle that may seal it is open; without one, recover it or abort it.
-        failures: the errno that each rank met whose I/O failed.
-        this_boot: it was created since this machine was started; else what was written of it does
-            not count.
+        path: as passed.
+        state: "sealed": the file is complete. "preparing": it is being created; "open": it is
+            being written; "sealing": it is being sealed, or the process that did so has ended;
+            "failed": I/O failed, and it can only be aborted; "aborted": it is being removed.
+        size: bytes of the payload.
+        writers: number of ranks.
+        checksums: their place: "file": after the payload, "sidecar": in a file beside it,
+            "none": there are none.
+        owed: missing bytes by rank; complete ranks are left out.
+        writing: ranks with an open handle.
+        sealer: the handle that seals is open; if not, recover or abort the file.
+        failures: errno by rank, of ranks whose I/O failed.
+        this_boot: it was created since this machine was started; else its written cells are not
+            kept.
     """
 
     path: str
-    state: Standing
+    state: StateName
     size: int
     writers: int
     checksums: Literal["file", "sidecar", "none"]
@@ -51,19 +51,19 @@ class SharedFileStatus:
 
     @property
     def owed_bytes(self) -> int:
-        """How many bytes are still to be written, by all ranks."""
+        """The number of missing bytes of all ranks."""
         return sum(self.owed.values())
 
 
 def status_of(names: Names) -> SharedFileStatus:
-    """Look at a path; see `SharedFile.status`."""
-    with typed(names, "look at"):
+    """Return the state of the file at a path; see `SharedFile.status`."""
+    with typed(names, "find the state of"):
         try:
             map_ = find_map(names)
         except BlockNotFoundError:
             return _of_sealed(names)
         try:
-            if names.is_inode(names.final, map_.inode):  # its map goes next
+            if names.is_inode(names.final, map_.inode):  # its map is being removed
                 return _of_sealed(names)
             return _of_map(names, map_)
         finally:
@@ -98,7 +98,7 @@ def _of_map(names: Names, map_: Map) -> SharedFileStatus:
     kept = plan.checksum and (plan.index or plan.sidecar)
     return SharedFileStatus(
         path=names.path,
-        state=cast("Standing", map_.state.name.lower()),
+        state=cast("StateName", map_.state.name.lower()),
         size=plan.layout.size,
         writers=plan.layout.writers,
         checksums="none" if not kept else "sidecar" if plan.sidecar else "file",

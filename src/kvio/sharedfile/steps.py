@@ -1,14 +1,13 @@
-"""From nothing to a sealed file: each step leaves what `recover` or `abort` can deal with.
+"""The steps from a new file to a sealed one; `recover` and `abort` work after each of them.
 
-1. The map appears under its name, complete, and locked by whoever made it. Of two creators one
-   gets the name.
-2. The data file is made and all its blocks are allocated. The map then says that it is open.
-3. Writers write. No reader sees a name.
-4. Seal (sealing.py): what several writers share is written, then the index; the file is cut to
-   its size and synced through a descriptor that was open before the first write, which sees
-   every error since.
-5. Rename to the final name, and a sync of the directory.
-6. The map goes.
+1. The map gets its name, complete, and locked by its creator. Of two creators one gets the name.
+2. The data file is made and all its blocks are allocated. Then the map's state is "open".
+3. Writers write. The final name does not exist.
+4. Seal (sealing.py): blocks that several writers share are written, then the index; the file is
+   truncated to its size and synced through a descriptor that was open before the first write, so
+   that it reports every error since.
+5. The file is renamed to its final name, and the directory is synced.
+6. The map is removed.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from kvio.sharedfile.map import ALL_BYTES, Map, State, lock, open_map, read_plan
 from kvio.sharedfile.names import Leftovers, Names
 from kvio.sharedfile.plan import Plan, PlanError
 
-#: Probes of a medium take a moment; older ones were cut short.
+#: Probe files older than this are leftovers.
 _PROBE_S: Final = 60.0
 _STALE_TRIES: Final = 8
 
 
 @contextmanager
 def typed(names: Names, doing: str) -> Iterator[None]:
-    """Turn the kernel's errors into kvio's."""
+    """Turn an `OSError` into an error of kvio."""
     try:
         yield
     except KvioError:
@@ -61,13 +60,13 @@ def typed(names: Names, doing: str) -> Iterator[None]:
 def create(
     names: Names, plan: Plan, *, preallocate: bool, group: int | None = None
 ) -> tuple[Map, int, bool]:
-    """Take the name and make the data file: the map, the data's descriptor, whether allocated.
+    """Make the map and the data file; return the map, the data's descriptor, and if allocated.
 
     Raises:
         BlockExistsError: the file exists, is being written, or was left unfinished.
         UnsupportedError: the file system's quotas make mapped memory unsafe.
         AccessDeniedError: this user may not give files to the *group*.
-        StorageFullError: there is no room for all of it; nothing is left behind.
+        StorageFullError: there is not enough space for the file; nothing is left behind.
     """
     with typed(names, "create"):
         if not plan.replace and names.exists(names.final):
@@ -75,8 +74,8 @@ def create(
         names.check_final()
         if quotas.limited(names.dirfd):
             raise UnsupportedError(
-                f"shared file {names.path!r} on a btrfs with limited quota groups: where a quota "
-                "is used up the kernel would kill whoever writes; take a file system without them"
+                f"shared file {names.path!r} on a btrfs with limited quota groups: when a quota "
+                "is used up, the kernel would kill writers; use a file system without them"
             )
         beside = indices.nbytes_of(plan.layout, checksum=True) * plan.sidecar
         _check_room(names, plan.map_nbytes + beside + preallocate * padded_nbytes(plan))
@@ -85,14 +84,14 @@ def create(
         journaled = not plan.durable or is_journaled(names.dirfd)
         map_, flagged = _make_map(names, plan, journaled=journaled)
         try:
-            if plan.durable and flagged:  # btrfs has logged the new name, and lost the flags: a
-                files.sync(map_.fd)  # power cut would leave bytes without checksums, an EIO
+            if plan.durable and flagged:  # btrfs has logged the new name without the flags: a power
+                files.sync(map_.fd)  # cut would leave bytes without checksums, and EIO
             sidecar.sweep(names, leftovers.sidecars)
             fd, allocated = _make_data(names, map_, preallocate=preallocate, group=group)
         except BaseException:
             try:
                 _drop(names, map_)
-            finally:  # what cannot be removed at the name of the data is not ours
+            finally:  # a file at the data's name that cannot be removed is not ours
                 with suppress(OSError):
                     names.remove(names.map)
                 map_.close()
@@ -102,7 +101,7 @@ def create(
 
 
 def sealed_nbytes(plan: Plan) -> int:
-    """How many bytes the file has once it is sealed."""
+    """Return the length of the sealed file in bytes."""
     layout = plan.layout
     if not plan.index:
         return layout.size
@@ -110,14 +109,14 @@ def sealed_nbytes(plan: Plan) -> int:
 
 
 def padded_nbytes(plan: Plan) -> int:
-    """How many bytes the data file has while it is written: whole blocks, index included."""
+    """Return the length of the unsealed data file: whole blocks, with the index."""
     return -(-sealed_nbytes(plan) // plan.layout.align) * plan.layout.align
 
 
 def _new_map(names: Names) -> tuple[str, int]:
     """Make the file of a map, and return its name and its descriptor.
 
-    A FUSE server answers ESTALE where another creator swept the file before it was open.
+    A FUSE server returns ESTALE if another creator swept the file before it was open.
     """
     for _ in range(_STALE_TRIES):
         temporary = names.new_map()
@@ -163,13 +162,13 @@ def _why_taken(names: Names) -> str:
     try:
         map_ = _open_settled_map(names)
     except (KvioError, OSError) as exc:
-        return f"{names.path!r} is being written, or what stands in its way is not ours: {exc}"
+        return f"{names.path!r} is being written, or {names.map} is another program's: {exc}"
     try:
         if map_.is_locked(map_.plan.layout.writers):
             return f"{names.path!r} is being written"
         return (
-            f"{names.path!r} was left unfinished by a process that is gone: "
-            "go on with it or abort it, with SharedFile.recover"
+            f"{names.path!r} was left unfinished by a process that has ended: "
+            "continue or abort it with SharedFile.recover"
         )
     finally:
         map_.close()
@@ -179,7 +178,7 @@ def _make_data(
     names: Names, map_: Map, *, preallocate: bool, group: int | None
 ) -> tuple[int, bool]:
     plan = map_.plan
-    names.remove(names.data)  # without a map it is of a creation that was cut short
+    names.remove(names.data)  # without a map it is a leftover of a creation
     fd = files.create(names.dirfd, names.data)
     try:
         if group is not None:
@@ -199,7 +198,7 @@ def _make_data(
 
 
 def _check_room(names: Names, nbytes: int) -> None:
-    """Refuse what cannot fit before it is tried: trying fills the disk for everybody meanwhile."""
+    """Refuse a file that cannot fit: allocating it would fill the disk for other processes."""
     room = os.fstatvfs(names.dirfd)
     if nbytes > room.f_bavail * room.f_frsize:
         with typed(names, f"allocate {nbytes} bytes for"):
@@ -212,7 +211,7 @@ def _set_direct(fd: int, plan: Plan) -> None:
 
 
 def _drop(names: Names, map_: Map) -> None:
-    """Remove all there is of what was not sealed, the map last: until then the name is taken."""
+    """Remove the files of an unsealed file, the map last, because it reserves the name."""
     map_.note(State.ABORTED)
     if _is_still(names, map_):
         names.remove(names.data)
@@ -222,7 +221,7 @@ def _drop(names: Names, map_: Map) -> None:
 
 
 def sweep(names: Names, leftovers: Leftovers | None = None) -> bool:
-    """Remove maps whose making was cut short, and old probes; return whether one is being made."""
+    """Remove leftover maps and probes; return whether a map is being made now."""
     being_made = False
     leftovers = leftovers or names.leftovers()
     for name in leftovers.probes:
@@ -232,7 +231,7 @@ def sweep(names: Names, leftovers: Leftovers | None = None) -> bool:
     for name in leftovers.maps:
         try:
             fd = files.open_file(names.dirfd, name, os.O_RDWR)
-        except OSError:  # gone, or nothing of ours
+        except OSError:  # gone, or not kvio's
             continue
         try:
             if lock(fd, 0, ALL_BYTES):
@@ -247,9 +246,9 @@ def sweep(names: Names, leftovers: Leftovers | None = None) -> bool:
 def find_map(names: Names) -> Map:
     """Open the map of a file that is being written.
 
-    While `files.move` gives the map its name by a link, a FUSE server may have another inode under
-    it. So the map is opened before its locks: if only the locks are the creator's, the map says
-    that the file is not ready.
+    While `files.move` links the map to its name, a FUSE server may show another inode there. So the
+    map is opened before its locks: if only the locks are the creator's, the map's state is
+    "preparing".
     """
     try:
         fd = files.open_file(names.dirfd, names.map, os.O_RDWR)
@@ -278,10 +277,10 @@ def find_map(names: Names) -> Map:
 
 
 def _open_settled_map(names: Names) -> Map:
-    """Open the map; once more where it may have been opened while `files.move` named it.
+    """Open the map; again if `files.move` may have been linking it at that moment.
 
     Raises:
-        BlockExistsError: its creator is still at that.
+        BlockExistsError: its creator is still linking it.
     """
     seen = b""
     while True:
@@ -295,7 +294,7 @@ def _open_settled_map(names: Names) -> Map:
 
 
 def _make_writable(names: Names, map_: Map) -> None:
-    """Undo the last step before the rename of a seal that was cut short."""
+    """Undo the change of mode by a seal that was interrupted before its rename."""
     fd = _open_data(names, map_, os.O_RDONLY)
     try:
         files.set_mode(fd, 0o600)
@@ -320,7 +319,7 @@ def _open_data(names: Names, map_: Map, flags: int = os.O_RDWR) -> int:
 
 
 def _is_data(found: os.stat_result, map_: Map) -> bool:
-    """Tell whether a file is what a map was made for: its inode's number may be in use again."""
+    """Return whether a file is the one of a map: the inode number may have been reused."""
     return (
         (found.st_dev, found.st_ino) == map_.inode
         and stat.S_ISREG(found.st_mode)
@@ -334,7 +333,7 @@ def join(names: Names, boot_id: bytes) -> tuple[Map, int]:
 
     Raises:
         UnsupportedError: it was made on another machine, or before a restart of this one.
-        BlockNotFoundError: nobody writes a file of this name.
+        BlockNotFoundError: no file of this name is being written.
         CorruptBlockError: its map is damaged or of another version.
     """
     with typed(names, "open"):
@@ -345,7 +344,7 @@ def join(names: Names, boot_id: bytes) -> tuple[Map, int]:
             if map_.plan.boot_id != boot_id:
                 raise UnsupportedError(
                     f"{names.path!r} was made on another machine, or before a restart of this "
-                    "one: its writers meet in memory; recover it where it was made"
+                    "one: its writers share memory; recover it where it was made"
                 )
             return map_, _open_data(names, map_)
         except FileNotFoundError:
@@ -359,12 +358,12 @@ def join(names: Names, boot_id: bytes) -> tuple[Map, int]:
 
 
 def recover(names: Names, boot_id: bytes) -> tuple[Map, int] | None:
-    """Take over a shared file whose creator is gone; None: it is sealed, and only that was left.
+    """Take over a shared file whose creator has ended; None: it is sealed already.
 
     Raises:
-        BlockNotFoundError: there is nothing to go on with; what was left has been removed.
-        BlockExistsError: whoever made it is alive.
-        CorruptBlockError: its map is damaged or of another version; nothing is touched.
+        BlockNotFoundError: there is nothing to continue; leftovers have been removed.
+        BlockExistsError: its creator is alive.
+        CorruptBlockError: its map is damaged or of another version; nothing is changed.
     """
     with typed(names, "recover"):
         sweep(names)
@@ -393,14 +392,14 @@ def _take_over(names: Names, map_: Map, boot_id: bytes) -> tuple[Map, int] | Non
     if map_.state in (State.PREPARING, State.ABORTED) or not names.exists(names.data):
         _drop(names, map_)
         raise BlockNotFoundError(
-            f"the making or the removal of {names.path!r} was cut short: there is nothing to go "
-            "on with, and what was left has been removed",
+            f"the creation or removal of {names.path!r} was interrupted: there is nothing to "
+            "continue, and its leftovers have been removed",
             key=names.path,
         )
     _make_writable(names, map_)
     fd = _open_data(names, map_)
-    map_.doubt()
-    if map_.plan.boot_id != boot_id or not any(boot_id):  # what the map says was never synced
+    map_.require_reread()
+    if map_.plan.boot_id != boot_id or not any(boot_id):  # the counts in the map were not synced
         for number in range(map_.plan.layout.cells):
             map_.clear(number)
         map_.belong_to(boot_id)
@@ -410,12 +409,12 @@ def _take_over(names: Names, map_: Map, boot_id: bytes) -> tuple[Map, int] | Non
 
 
 def _is_still(names: Names, map_: Map) -> bool:
-    """Tell whether the name is still that of this map: another file may have come and gone."""
+    """Return whether the name is still that of this map, and not of a newer one."""
     info = os.fstat(map_.fd)
     return names.is_inode(names.map, (info.st_dev, info.st_ino))
 
 
 def abort(names: Names, map_: Map) -> None:
-    """Remove what there is of a file that is not sealed; other writers' calls fail from now on."""
+    """Remove an unsealed file; calls of other writers fail from now on."""
     with typed(names, "abort"):
         _drop(names, map_)

@@ -1,4 +1,4 @@
-"""The stripe of a file system, where it tells: domains begin on one."""
+"""The stripe of a file system, if it reports one: domains begin on it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _GEOMETRY: Final = struct.Struct("=8I4Q16s2IiIIII4x")
 
 
 def stripe_bytes(dirfd: int, fs_magic: int) -> int:
-    """Give the stripe unit of the file system a directory is on, in bytes; 0: it does not tell.
+    """Return the stripe unit of a directory's file system in bytes; 0: it reports none.
 
-    XFS tells what it was made with or found (``mkfs.xfs -d su=``). ext4 does not tell programs.
+    XFS reports the value of ``mkfs.xfs -d su=`` or of the device. ext4 does not report it.
     """
     if fs_magic != _XFS_MAGIC:
         return 0
     try:
-        told = fcntl.ioctl(dirfd, _XFS_IOC_FSGEOMETRY_V1, bytes(_GEOMETRY.size))
+        geometry = fcntl.ioctl(dirfd, _XFS_IOC_FSGEOMETRY_V1, bytes(_GEOMETRY.size))
     except OSError:
         return 0
-    fields = _GEOMETRY.unpack(told)
+    fields = _GEOMETRY.unpack(geometry)
     block, unit = fields[0], fields[13]
     return int(block * unit)

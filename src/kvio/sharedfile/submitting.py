@@ -1,4 +1,4 @@
-"""Work in other threads, with a bound on what waits."""
+"""The threads of a handle, with a bound on queued bytes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Submitter:
         self._executor: Executor | None = None
 
     def submit(self, writer: Writer, data: Data, offset: int) -> Future[int]:
-        """Queue a write; blocks while more than 256 MiB wait."""
+        """Queue a write; waits while more than 256 MiB are queued."""
         nbytes = total_bytes(as_parts(data))
         job = Job(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)
         self._started().submit(job)
         return job.future
 
     def run_all(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run tasks side by side, the caller taking part; see `Executor.run_all`."""
+        """Run tasks on these threads and the caller's; see `Executor.run_all`."""
         return self._started().run_all(tasks)
 
     def _started(self) -> Executor:
@@ -48,16 +48,16 @@ class Submitter:
             return self._executor
 
     def drain(self) -> None:
-        """Wait until nothing is queued or under way."""
+        """Wait until no write is queued or running."""
         if self._executor is not None:
             self._executor.drain()
 
     def cancel(self) -> None:
-        """Drop what is queued and finish what is under way."""
+        """Cancel queued writes and wait for running ones."""
         if self._executor is not None:
             self._executor.close(timeout=0.0)
 
     def close(self) -> None:
-        """Finish what is queued and end the threads."""
+        """Finish queued writes and end the threads."""
         if self._executor is not None:
             self._executor.close()

@@ -1,4 +1,4 @@
-"""Writing one's part of a shared file, from any thread."""
+"""Write the domain of a rank, from any thread."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from kvio.types import MiB
 _BEYOND_CHUNK = 2 * _native.lib.KVIO_MAX_ALIGN
 #: From this length on, two threads write and sum sooner than one.
 _OVERLAP_BYTES: Final = 2 * MiB
-#: Direct writes of this length go side by side: the disk need not wait for the next one.
+#: Direct writes of this length run concurrently, so that the disk always has work.
 _SIDE_BY_SIDE_BYTES: Final = 4 * MiB
-#: After so many at most they are counted: what a writer that dies then need not write anew.
+#: After at most so many bytes they are counted as written; after a crash the rest of a cell is
+#: written again.
 _COUNTED_BYTES: Final = 32 * MiB
 
 
@@ -51,17 +52,17 @@ class _Near(NamedTuple):
 
 @dataclass(slots=True)
 class _Block:
-    """A file block of which some bytes have come."""
+    """A file block of which a part has been written."""
 
     memory: memoryview
     filled: int = 0
 
 
 class Writer:
-    """One handle's writes to the data file *fd*.
+    """The writes of one handle to the data file *fd*.
 
-    Every byte of the ranks it writes for goes through it once. *rank* None: it writes for every
-    rank that no other handle writes for.
+    Every byte of its ranks is written through it, once. *rank* None: it writes for every rank
+    without another handle.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Writer:
         self._run_all = run_all
         self._map, self._fd, self._path, self._rank = map_, fd, path, rank
         self._layout, self._direct = plan.layout, plan.direct
-        self._misaligned = plan.layout.align - 1 if plan.direct else 0  # bits that direct I/O bars
+        self._misaligned = plan.layout.align - 1 if plan.direct else 0  # low bits of an offset
         make_template = partial(
             _native.make_template,
             memory_align=plan.memory_align,
@@ -101,7 +102,7 @@ class Writer:
         self._closed = self._finished = False
 
     def claim(self, rank: int) -> None:
-        """Become the handle that writes for a rank; cells it has in part are to be written anew.
+        """Make this the handle of a rank; cells written in part must be written again.
 
         Raises:
             BlockExistsError: another handle, in this process or another, writes for it.
@@ -132,7 +133,7 @@ class Writer:
                 self._write(parts, offset, end)
         except KvioError:
             raise
-        except BaseException:  # what was written of it is not known
+        except BaseException:  # it is not known which bytes were written
             self._note_failure(self._layout.stripe_at(offset).rank, errno.ECANCELED)
             raise
         finally:
@@ -142,16 +143,16 @@ class Writer:
         return nbytes
 
     def stop(self) -> None:
-        """Refuse further calls and wait for those under way."""
+        """Refuse further calls and wait for those in progress."""
         with self._lock:
             self._closed = True
             threads.wait_for(self._idle, lambda: not self._busy, None)
 
     def finish(self) -> None:
-        """Stop, sync, and let other handles write for the ranks.
+        """Stop, sync, and release the ranks for other handles.
 
         Raises:
-            StorageError: the medium did not take all bytes; the file cannot be sealed.
+            StorageError: not all bytes could be written; the file cannot be sealed.
         """
         self.stop()
         if self._finished:
@@ -168,7 +169,7 @@ class Writer:
             raise
         for rank in self._ranks:
             self._map.unlock(rank)
-        self._map.tell()
+        self._map.notify()
 
     def _check_range(self, offset: int, nbytes: int) -> None:
         if offset < 0 or offset + nbytes > self._layout.size:
@@ -179,7 +180,7 @@ class Writer:
             )
 
     def _enter(self, start: int, end: int, call: object) -> _Near | None:
-        """Admit a write, until it leaves ``_busy``; the stripe that all of it lies in, if any."""
+        """Check and register a write; return the stripe that contains it, if one does."""
         if self._closed:
             raise StoreClosedError(f"this handle of {self._path!r} is closed")
         if not self._map.is_open:
@@ -187,18 +188,18 @@ class Writer:
         near = self._near
         if near is None or start < near.stripe.start or end > near.stripe.end:
             self._check_domain(start, end)
-            near = self._look_near(start, end)
-        standing = self._coverage.add(start, end)
-        if standing:
+            near = self._find_near(start, end)
+        overlap = self._coverage.add(start, end)
+        if overlap:
             raise BlockSizeError(
-                f"bytes {start} to {end} of {self._path!r} overlap bytes {standing[0]} to "
-                f"{standing[1]}, which were written before",
+                f"bytes {start} to {end} of {self._path!r} overlap bytes {overlap[0]} to "
+                f"{overlap[1]}, which were written before",
                 key=self._path,
             )
         self._busy.add(call)
         return near
 
-    def _look_near(self, start: int, end: int) -> _Near | None:
+    def _find_near(self, start: int, end: int) -> _Near | None:
         stripe, align = self._layout.stripe_at(start), self._layout.align
         if end > stripe.end:
             return None
@@ -242,10 +243,10 @@ class Writer:
                 own = slice_parts(parts, piece.start - start, piece.end - start)
             with self._failing(piece.stripe.rank, "write"):
                 self._put(piece, own)
-        self._map.tell()
+        self._map.notify()
 
     def _put_one(self, part: memoryview, offset: int, near: _Near) -> None:
-        """Write one piece of memory that goes straight to one stripe: the quick way."""
+        """Write one piece of memory inside one stripe: the fast path."""
         try:
             if self._overlaps and len(part) >= _OVERLAP_BYTES and len(self._busy) == 1:
                 for at in range(0, len(part), _COUNTED_BYTES):
@@ -257,7 +258,7 @@ class Writer:
             raise self._failure(exc, near.stripe.rank, "write") from exc
 
     def _put_side_by_side(self, part: memoryview, offset: int) -> None:
-        """Write, while another thread sums the bytes; then count them."""
+        """Write while another thread computes the checksums; then count the bytes."""
         shares: list[tuple[int, int, int, int]] = []
 
         def sum_up() -> None:
@@ -276,7 +277,7 @@ class Writer:
         self._run_all([*writes[:1], sum_up, *writes[1:]])
         for cell, checksum, nbytes, behind in shares:
             files.count_bytes(self._map.cell_address(cell), checksum, nbytes, behind)
-        self._map.tell()
+        self._map.notify()
 
     def _put_whole(self, template: Template, part: memoryview, offset: int, stripe: Any) -> None:
         asked = template, self._fd, part, offset, stripe
@@ -310,7 +311,7 @@ class Writer:
             self._pool.give(bounce)
 
     def _merge(self, piece: Piece, parts: Sequence[memoryview]) -> None:
-        """Keep a part of a file block until all of it has come, then write it whole."""
+        """Keep a part of a file block until the block is complete, then write it."""
         align = self._layout.align
         number, at = divmod(piece.start, align)
         whole = min((number + 1) * align, self._layout.size) - number * align
@@ -327,7 +328,7 @@ class Writer:
         self._count(piece.stripe, number * align, block.memory[:whole])
 
     def _share(self, piece: Piece, parts: Sequence[memoryview]) -> None:
-        """Leave bytes in the map, where those of other writers meet them."""
+        """Put bytes of a file block with several writers into the map."""
         align = self._layout.align
         number, at = divmod(piece.start, align)
         block = self._map.block(self._layout.shared_blocks.index(number))
@@ -348,14 +349,14 @@ class Writer:
 
     @contextmanager
     def _failing(self, rank: int, doing: str) -> Iterator[None]:
-        """Let a failure of the medium end the file: an inode that lost bytes is never trusted."""
+        """Record a failure of the storage: the inode may have lost bytes and cannot be sealed."""
         try:
             yield
         except OSError as exc:
             raise self._failure(exc, rank, doing) from exc
 
     def _note_failure(self, rank: int, number: int) -> None:
-        with suppress(StorageError):  # where that cannot be noted, no seal can be either
+        with suppress(StorageError):  # if that cannot be recorded, no seal is possible either
             self._map.fail(rank, number)
 
     def _failure(self, exc: OSError, rank: int, doing: str) -> StorageError:

@@ -117,7 +117,7 @@ def test_a_creation_that_was_cut_short_is_removed(disk_path: Path) -> None:
     with pytest.raises(kvio.BlockExistsError, match="recover"):
         BUFFERED.create(path)
 
-    with pytest.raises(kvio.BlockNotFoundError, match="cut short"):
+    with pytest.raises(kvio.BlockNotFoundError, match="interrupted"):
         SharedFile.recover(path)
 
     assert os.listdir(disk_path) == []
