@@ -235,8 +235,8 @@ def test_an_overlay_whose_upper_directory_is_out_of_sight_is_unknown(
     ("kind", "source", "reason"),
     [
         ("tmpfs", "tmpfs", "is memory"),
-        ("fuse.sshfs", "host:/x", "not told"),
-        ("zfs", "tank/kv", "not told"),
+        ("fuse.sshfs", "host:/x", "unknown"),
+        ("zfs", "tank/kv", "unknown"),
         ("btrfs", "/dev/gone", "gone (node unknown)"),
     ],
 )

@@ -32,7 +32,7 @@ def test_the_whole_text_of_a_plan_without_troubles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "n", "note"),
     [
-        ("one node", {"map_by": "numa"}, 1, "near and far cannot be told apart here"),
+        ("one node", {"map_by": "numa"}, 1, "near and far are the same here"),
         ("one node", {"order": "spread", "map_by": "socket"}, 2, "spread is the same as pack"),
         ("one node", {}, 9, "4 cores for 9 slots: up to 3 share a core"),
         ("a cpuset subset", {}, 1, "CPUs 0,2-4,7-12,14-15 are online and outside"),
@@ -43,9 +43,14 @@ def test_the_whole_text_of_a_plan_without_troubles(tmp_path: Path) -> None:
             "node 0 is not a node whose memory may be taken",
         ),
         ("a node without memory", {"order": "spread", "memory": "local"}, 2, "nearest is node 0"),
-        ("no NUMA in the kernel", {"map_by": "numa"}, 1, "the kernel tells no NUMA nodes"),
-        ("no NUMA in the kernel", {"map_by": "numa"}, 1, "no node is told are taken together"),
-        ("no NUMA in the kernel", {"memory": "bind"}, 1, "the kernel tells none that may be used"),
+        ("no NUMA in the kernel", {"map_by": "numa"}, 1, "the kernel reports no NUMA nodes"),
+        ("no NUMA in the kernel", {"map_by": "numa"}, 1, "without a known node are grouped"),
+        (
+            "no NUMA in the kernel",
+            {"memory": "bind"},
+            1,
+            "the kernel reports none that may be used",
+        ),
         ("memory nodes without CPUs", {"memory": "interleave"}, 1, "nodes 1-3 have memory but no"),
         (
             "two sockets",

@@ -100,7 +100,7 @@ def test_without_a_route_it_is_unknown_which_of_two_nodes(two: Path, address: st
     location = Topology.from_system(two).locate("path:/mnt/kv")
 
     assert location.nodes == ()
-    assert "eth0 (node 0), eth1 (node 1); which of them is not told" in location.why
+    assert "eth0 (node 0), eth1 (node 1); which of them is unknown" in location.why
 
 
 def test_without_a_route_it_is_the_node_that_all_devices_are_on(two: Path) -> None:

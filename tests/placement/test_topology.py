@@ -125,7 +125,7 @@ def test_without_a_mask_all_that_is_online_is_taken_and_said_so(tmp_path: Path) 
     topology = Topology.from_system(tmp_path)
 
     assert topology.cpus == (0, 1, 2, 3)
-    assert "the mask of the thread: not told" in topology.remarks[0]
+    assert "the mask of the thread: unknown" in topology.remarks[0]
 
 
 def test_without_a_list_of_online_cpus_the_mask_is_taken_and_said_so(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_without_a_list_of_online_cpus_the_mask_is_taken_and_said_so(tmp_path: P
     topology = Topology.from_system(tmp_path)
 
     assert topology.cpus == (1, 2)
-    assert "which CPUs are online: not told" in topology.remarks[0]
+    assert "which CPUs are online: unknown" in topology.remarks[0]
 
 
 def test_a_machine_without_usable_cpus_is_refused(tmp_path: Path) -> None:

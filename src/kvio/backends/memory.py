@@ -91,18 +91,18 @@ class MemoryBackend(Backend):
         self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
     ) -> Receipt:
         data = b"".join(parts)
-        if cancel is not None and cancel.requested:  # by now they may be somebody else's bytes
-            raise StorageTimeoutError(f"the write of {key!r} was given up", key=key)
+        if cancel is not None and cancel.requested:  # the caller may have changed its memory
+            raise StorageTimeoutError(f"the write of {key!r} was cancelled", key=key)
         block = _Block(data, crc32c(data) if self._checksum else None, time.time_ns())
         with self._lock:
-            standing = self._blocks.get(key)
-            if standing is not None and if_exists == "error":
+            existing = self._blocks.get(key)
+            if existing is not None and if_exists == "error":
                 raise BlockExistsError(f"block {key!r} exists", key=key)
-            keep = standing is not None and if_exists == "keep" and len(standing.data) == len(data)
-            if standing is None or not keep:
-                self._blocks[key] = standing = block
+            keep = existing is not None and if_exists == "keep" and len(existing.data) == len(data)
+            if existing is None or not keep:
+                self._blocks[key] = existing = block
         reason = "there was an intact block of this length" if keep else "a copy in memory"
-        checksum = standing.checksum
+        checksum = existing.checksum
         return Receipt(key, len(data), checksum, Level.VISIBLE, IOMode.MEMORY, reason, keep)
 
     def read_block_into(

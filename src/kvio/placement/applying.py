@@ -1,4 +1,4 @@
-"""Slots made real: a thread's CPUs and memory policy, set, given back, and asked of the kernel.
+"""Apply slots: set a thread's CPUs and memory policy, restore them, and check them in the kernel.
 
 What cannot be had is told in one of two ways. A slot of which nothing is here (no CPU that may be
 used, a node without memory) is a `ConfigError`, and nothing is changed. What the machine has but
@@ -54,7 +54,7 @@ class Kernel(Protocol):
     def bind_pages(self, view: memoryview, mode: int, nodes: Sequence[int]) -> None: ...  # noqa: D102
     def page_nodes(self, view: memoryview) -> list[int]: ...  # noqa: D102
     def memory_nodes(self) -> tuple[int, ...]:
-        """List the nodes that have memory and that this thread may take it from."""
+        """Return the nodes with memory that this thread may use."""
 
 
 class _Linux:
@@ -91,7 +91,7 @@ LINUX: Final[Kernel] = _Linux()
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a thread or a piece of memory was given, as the kernel tells it afterwards.
+    """The CPUs and memory policy of a thread or a piece of memory, as the kernel reports them.
 
     Attributes:
         cpus: where the thread may run; none where no thread was placed.
@@ -166,7 +166,7 @@ class Verification:
 
     Attributes:
         misplaced: what is not where it should be, a line each.
-        unknown: what could not be told, a line each.
+        unknown: threads and pages that could not be checked, a line each.
         pages: how many pages lie on each node.
         untouched_pages: how many are on none, not being written yet, or swapped out.
     """
@@ -178,7 +178,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that was asked about was seen, and seen in its place."""
+        """True if all threads and pages were found, and each is on its slot."""
         return not self.misplaced and not self.unknown
 
 
@@ -213,7 +213,7 @@ def verify(
 
 
 class _WithheldError(Exception):
-    """The machine does not give what the slot asks for; the message says what and why."""
+    """The machine lacks CPUs or memory of the slot; the message says which and why."""
 
 
 def _place_thread(slot: Slot, memory: Memory | None, kernel: Kernel, undo: ExitStack) -> Applied:
@@ -322,7 +322,7 @@ def _forbidden(what: str) -> Iterator[None]:
 
 
 class _Findings:
-    """What was seen of the threads and pages that should be at a slot."""
+    """The places of threads and pages that should be on a slot."""
 
     def __init__(self, slot: Slot, memory: Memory | None, kernel: Kernel) -> None:
         self.slot = slot

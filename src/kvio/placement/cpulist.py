@@ -17,7 +17,7 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,6}").fullmatch
 
 
 def parse_cpulist(text: str, *, source: str = "CPU list") -> tuple[int, ...]:
-    """Give the numbers of a list, ascending and each once; of an empty list none.
+    """Return the numbers of a list, ascending and each once.
 
     Args:
         text: as in cpuset(7), "List format".
@@ -50,7 +50,7 @@ def format_cpulist(numbers: Iterable[int]) -> str:
 
 
 def parse_number(text: str | None) -> int | None:
-    """Give the number of a file with one; None for a negative one, which means unknown.
+    """Return the number in a file; None for a negative one, which means unknown.
 
     What is no number is as unknown as -1.
     """

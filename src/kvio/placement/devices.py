@@ -1,4 +1,4 @@
-"""From a path to the NUMA nodes of the devices it is on."""
+"""Find the NUMA nodes of the devices below a path."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _CONTROLLER: Final = re.compile(r"nvme[0-9]+").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The nodes that something is attached to, ascending; none: unknown. *why* tells either."""
+    """The nodes of a device, ascending; none: unknown. *why* explains the answer."""
 
     nodes: tuple[int, ...]
     why: str
 
     @property
     def node(self) -> int | None:
-        """The one node, or None: unknown, or several."""
+        """The node if there is exactly one, else None."""
         return self.nodes[0] if len(self.nodes) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A piece of hardware by its name, and its node if the kernel tells."""
+    """A device by its name, and its node if the kernel reports one."""
 
     name: str
     node: int | None
 
 
 def location_of(what: str, devices: Iterable[Device]) -> Location:
-    """Join devices: their nodes if all are known, else unknown."""
+    """Combine devices: their nodes if all are known, else unknown."""
     found = sorted(set(devices), key=lambda device: (device.name, device.node or 0))
     names = ", ".join(f"{device.name} ({_node_name(device.node)})" for device in found)
     why = f"{what}: {names}" if names else f"{what}: no hardware is known below it"
@@ -56,7 +56,7 @@ def location_of(what: str, devices: Iterable[Device]) -> Location:
 
 
 def node_above(tree: Tree, directory: str) -> int | None:
-    """Give the node of a device: its own, or of the nearest one above it that has one."""
+    """Return the node of a device: its own, or that of the nearest parent with one."""
     for place in tree.upwards(directory):
         node = parse_number(tree.text(f"{place}/numa_node"))
         if node is not None:
@@ -65,7 +65,7 @@ def node_above(tree: Tree, directory: str) -> int | None:
 
 
 def locate_path(tree: Tree, path: str, *, depth: int = 0) -> Location:
-    """Find the hardware below a path: through mounts, partitions, and devices made of others."""
+    """Find the devices below a path: through mounts, partitions, RAID and device mapper."""
     if depth > DEEPEST:
         return Location((), f"{path} lies on itself")
     try:
@@ -83,7 +83,7 @@ def locate_path(tree: Tree, path: str, *, depth: int = 0) -> Location:
 
 
 def _locate_without_number(tree: Tree, name: str, mount: Mount, depth: int) -> Location:
-    """Go by what is mounted, where the file system has no block device number of its own."""
+    """Use the source of the mount, if the file system has no block device number."""
     what = f"{name} ({mount.kind} on {mount.source})"
     if mount.kind in MEMORY_FILE_SYSTEMS:
         return Location((), f"{name}: {mount.kind} is memory, on no device")
@@ -95,11 +95,11 @@ def _locate_without_number(tree: Tree, name: str, mount: Mount, depth: int) -> L
         blocks = blocks_named(tree, mount.source)
         found = (device for block in blocks for device in _hardware(tree, block, depth))
         return location_of(what, found)
-    return Location((), f"{what}: its devices are not told")
+    return Location((), f"{what}: its devices are unknown")
 
 
 def _locate_overlay(tree: Tree, name: str, mount: Mount, depth: int) -> Location:
-    """Go by the upper directory, where writes go; in a container it is often out of sight."""
+    """Use the upper directory of an overlay; in a container it is often not visible."""
     upper = mount.option("upperdir")
     if upper is None:
         return Location((), f"{name}: overlay without an upper directory")
@@ -114,12 +114,12 @@ def _locate_network(tree: Tree, what: str, mount: Mount) -> Location:
     devices = [Device(os.path.basename(at), node_above(tree, at)) for at in used.directories]
     found = location_of(f"{what}, {used.why}", devices)
     if len(found.nodes) > 1 and not used.all_used:
-        return Location((), f"{found.why}; which of them is not told")
+        return Location((), f"{found.why}; which of them is unknown")
     return found
 
 
 def _hardware(tree: Tree, link: str, depth: int) -> Iterator[Device]:
-    """Yield what a block device is made of in the end."""
+    """Yield the physical devices below a block device."""
     block = block_at(tree, link)
     if block.directory is None or depth > DEEPEST:
         yield Device(block.name, None)
@@ -135,7 +135,7 @@ def _hardware(tree: Tree, link: str, depth: int) -> Iterator[Device]:
 
 
 def _controllers(tree: Tree, directory: str) -> tuple[str, ...]:
-    """Give the controllers of an NVMe multipath disk, which itself belongs to none of them."""
+    """Return the controllers of an NVMe multipath disk."""
     subsystem = os.path.dirname(directory)
     if not os.path.basename(subsystem).startswith("nvme-subsys"):
         return ()

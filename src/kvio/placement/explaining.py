@@ -1,4 +1,4 @@
-"""A plan in words: what was chosen, why, and what to do where a wish is not met."""
+"""Explain a plan: what was chosen, why, and what to do if a wish is not met."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvio.placement.topology import Topology
 
 
 def lines(plan: Plan, map_by: MapBy, order: Order, memory: Memory | None) -> Iterator[str]:
-    """Yield the machine, the device, the slots and what is amiss, a line each."""
+    """Yield one line each for the machine, the device, the slots and problems."""
     yield f"usable: {usable(plan.topology)}"
     if plan.near is not None:
         yield f"near: {plan.near.why}"
@@ -23,12 +23,12 @@ def lines(plan: Plan, map_by: MapBy, order: Order, memory: Memory | None) -> Ite
 
 
 def one_line(text: str) -> str:
-    """Escape what does not print: names of paths and mounts may hold anything."""
+    """Escape characters that cannot be printed: paths and mounts may have any."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def usable(topology: Topology) -> str:
-    """Say what of a machine may be used."""
+    """Describe the part of a machine that may be used."""
     cpus, online = len(topology.cpus), len(topology.online)
     count = f"{cpus}" if cpus == online else f"{cpus} of {online} online"
     return (
@@ -79,7 +79,7 @@ def _about_near(plan: Plan) -> Iterator[str]:
             "there with numactl --cpunodebind=NODE"
         )
     elif plan.near.nodes and all(unit.distance is None for unit in plan.units):
-        yield "near is without effect: no distance to a usable CPU is told"
+        yield "near is without effect: the kernel reports no distance to a usable CPU"
     elif plan.near.nodes and not set(plan.units[0].nodes) & set(plan.near.nodes):
         yield (
             f"node {_list(plan.near.nodes)} has no CPU that may be used; the nearest that has is "
@@ -90,17 +90,17 @@ def _about_near(plan: Plan) -> Iterator[str]:
 def _about_units(plan: Plan, map_by: MapBy, order: Order) -> Iterator[str]:
     topology = plan.topology
     if not topology.nodes:
-        yield "the kernel tells no NUMA nodes"
+        yield "the kernel reports no NUMA nodes"
     elif len(topology.numa) == 1:
-        yield "all usable CPUs are on one node: near and far cannot be told apart here"
+        yield "all usable CPUs are on one node: near and far are the same here"
     if len(plan.units) == 1 and order == "spread":
         yield f"there is one unit by {map_by}, so that spread is the same as pack"
     if map_by == "l3" and any(core.l3 is None for core in topology.cores):
-        yield "CPUs of which no L3 cache is told are taken together by node"
+        yield "CPUs without a known L3 cache are grouped by node"
     if map_by == "numa" and any(core.node is None for core in topology.cores):
-        yield "CPUs of which no node is told are taken together"
+        yield "CPUs without a known node are grouped"
     if map_by == "socket" and any(core.package is None for core in topology.cores):
-        yield "CPUs of which no socket is told are taken together"
+        yield "CPUs without a known socket are grouped"
 
 
 def _about_memory(plan: Plan, memory: Memory) -> Iterator[str]:
@@ -124,11 +124,11 @@ def _about_memory(plan: Plan, memory: Memory) -> Iterator[str]:
 def _no_memory_node(unit: Unit, topology: Topology) -> str:
     cpus = f"CPUs {_list(unit.cpus)}"
     if not topology.memory_nodes:
-        return f"{cpus} have no memory node: the kernel tells none that may be used"
+        return f"{cpus} have no memory node: the kernel reports none that may be used"
     if len(unit.nodes) > 1:
         several = _names("node", unit.nodes)
         return f"{cpus} have no one memory node, being on {several}: map by numa, l3 or core"
-    return f"{cpus} have no memory node: how far each is from them is not told"
+    return f"{cpus} have no memory node: their distances are unknown"
 
 
 def _names(kind: str, numbers: Iterable[int | None]) -> str:

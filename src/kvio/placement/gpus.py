@@ -1,4 +1,4 @@
-"""From a CUDA device number to the NUMA node of the GPU."""
+"""Find the NUMA node of a GPU by its CUDA device number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,4}").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class CudaNames:
-    """What the numbers of CUDA devices mean: two variables of the environment.
+    """The two environment variables that define the numbers of CUDA devices.
 
     Attributes:
         order: ``CUDA_DEVICE_ORDER``; unless ``PCI_BUS_ID``, CUDA numbers the fastest GPU first
@@ -68,13 +68,13 @@ def locate_cuda(tree: Tree, index: int, names: CudaNames) -> Location:
         return found
     return Location(
         (),
-        f"{found.why}; which one is told if CUDA_DEVICE_ORDER=PCI_BUS_ID is set, "
+        f"{found.why}; which one is known if CUDA_DEVICE_ORDER=PCI_BUS_ID is set, "
         "or if torch uses CUDA before",
     )
 
 
 def gpu_addresses(tree: Tree) -> tuple[str, ...]:
-    """List the PCI addresses of the GPUs, ascending; in a container its own where it is told."""
+    """Return the PCI addresses of the GPUs, ascending; in a container those it may use."""
     for directory in (_DRIVER, _BOUND):
         found = tuple(filter(_ADDRESS, map(str.lower, tree.names(directory))))
         if found:
@@ -94,7 +94,7 @@ def _is_hidden(index: int, names: CudaNames, gpus: int) -> bool:
 def _address_by_names(
     tree: Tree, index: int, names: CudaNames, addresses: tuple[str, ...]
 ) -> str | None:
-    """Go by PCI order where CUDA does, or by a UUID in CUDA_VISIBLE_DEVICES."""
+    """Use PCI order where CUDA does, or a UUID in CUDA_VISIBLE_DEVICES."""
     name = str(index) if names.visible is None else names.visible[index]
     if _NUMBER(name):
         by_bus = names.order == "PCI_BUS_ID" and int(name) < len(addresses)
@@ -111,13 +111,13 @@ def _uuids(tree: Tree, addresses: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def _address_by_torch(index: int) -> str | None:
-    """Ask torch for the PCI address, if it has CUDA running in this process."""
+    """Ask torch for the PCI address, if it has started CUDA in this process."""
     torch: Any = sys.modules.get("torch")
     return None if torch is None else address_by(torch, index)
 
 
 def address_by(torch: Any, index: int) -> str | None:
-    """Give a PCI address as torch tells it; None where CUDA does not run or torch is older."""
+    """Return a PCI address from torch; None if CUDA is not started or torch is too old."""
     if not torch.cuda.is_initialized() or index >= torch.cuda.device_count():
         return None
     properties = torch.cuda.get_device_properties(index)

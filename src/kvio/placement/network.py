@@ -1,4 +1,4 @@
-"""Which network devices a network file system may go through."""
+"""Find the network devices that a network file system may use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Interfaces:
 
 
 def interfaces_of(tree: Tree, mount: Mount) -> Interfaces:
-    """Find the devices by the route to the server; else all that may be meant."""
+    """Find the devices by the route to the server; else return all candidates."""
     if "@o2ib" in mount.source or (mount.option("proto") or "").startswith("rdma"):
         return Interfaces(_rdma(tree), False, "the RDMA devices")
     server = _server_of(mount)
@@ -58,7 +58,7 @@ def _server_of(mount: Mount) -> ipaddress.IPv4Address | None:
 
 
 def _route(table: str, server: ipaddress.IPv4Address) -> str | None:
-    """Name the interface of the longest prefix, as ip-route(8) does; lines not whole are ignored.
+    """Return the interface with the longest prefix, as ip-route(8) does; ignore malformed lines.
 
     The table has addresses as hexadecimal numbers of the machine's own byte order.
     """

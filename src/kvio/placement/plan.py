@@ -1,4 +1,4 @@
-"""How slots come to their places: units in order, dealt over, and the memory beside them."""
+"""Assign slots to units (cores, caches, nodes, sockets) in order, with memory near them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _LEVELS: Final[tuple[Callable[[Core], int | None], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What a slot is bound to: one core, or the cores of a cache, a node or a socket.
+    """The unit a slot is bound to: one core, or the cores of a cache, a node or a socket.
 
     Attributes:
         cores: its usable cores, at least one.
         distance: from the device's nodes to the nearest node of the unit; None: not asked for,
-            or not told.
+            or unknown.
     """
 
     cores: tuple[Core, ...]
@@ -63,7 +63,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Slots as they were decided, with what explains them.
+    """The slots that were chosen, with the reasons.
 
     Attributes:
         topology: what they were made from.
@@ -87,7 +87,7 @@ def make_plan(
     near: str | None,
     memory: Memory | None,
 ) -> Plan:
-    """Deal *n* slots over the units of a machine."""
+    """Assign *n* slots to the units of a machine in turn."""
     location = None if near is None else topology.locate(near)
     units = _units(topology, map_by, order, () if location is None else location.nodes)
     wants_node = memory in ("local", "bind")
@@ -104,7 +104,7 @@ def make_plan(
 
 
 def _turns(units: Sequence[Unit], order: Order) -> list[Unit]:
-    """Name a unit once for each of its cores; slots beyond that begin again."""
+    """Repeat each unit once per core; further slots begin again."""
     if order == "pack":
         return [unit for unit in units for _ in unit.cores]
     rounds = max(len(unit.cores) for unit in units)
@@ -114,7 +114,7 @@ def _turns(units: Sequence[Unit], order: Order) -> list[Unit]:
 def _units(
     topology: Topology, map_by: MapBy, order: Order, near: Sequence[int]
 ) -> tuple[Unit, ...]:
-    """Put cores together, and the units in order: the nearest first, else as they are numbered.
+    """Group cores into units and order them: the nearest first, else by number.
 
     To spread, units as near as each other are taken from every package, node and cache in turn.
     """
@@ -148,12 +148,12 @@ def _present(units: Iterable[Unit | None]) -> Iterator[Unit]:
 
 def _distance(topology: Topology, cores: Iterable[Core], near: Sequence[int]) -> int | None:
     nodes = {core.node for core in cores if core.node is not None}
-    told = (topology.distance(device, node) for device in near for node in nodes)
-    return min((distance for distance in told if distance is not None), default=None)
+    distances = (topology.distance(device, node) for device in near for node in nodes)
+    return min((distance for distance in distances if distance is not None), default=None)
 
 
 def _memory_node(topology: Topology, unit: Unit) -> int | None:
-    """Give the node that is nearest to all of a unit's cores, if it is one."""
+    """Return the node that is nearest to all cores of a unit, if there is exactly one."""
     nearest = {topology.nearest_memory(node) for node in unit.nodes}
     return nearest.pop() if len(nearest) == 1 else None
 

@@ -13,7 +13,7 @@ from kvio.placement.topology import Topology
 
 
 def thread_placer(placement: Placement, threads: int) -> Callable[[int], None]:
-    """Give what each of a pool's threads calls first, with its number: it moves to its slot.
+    """Return a function that each thread of a pool calls first, with its number, to set its slot.
 
     The slots are decided here, once, and tried on the calling thread, which is put back; threads
     beyond *threads* begin again with the first. What the machine withholds is done without and
@@ -35,7 +35,7 @@ def thread_placer(placement: Placement, threads: int) -> Callable[[int], None]:
 
 
 def memory_node(placement: Placement) -> int | None:
-    """Give the node for memory that all threads of a pool use; None: unknown, or not asked for.
+    """Return the node for memory that all threads of a pool use; None: unknown, or not wanted.
 
     Raises:
         ConfigError: the placement cannot be on this machine.

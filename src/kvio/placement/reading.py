@@ -1,4 +1,4 @@
-"""What sysfs and procfs say about CPUs, nodes and what a thread may use of them."""
+"""Read sysfs and procfs: CPUs, nodes, and those that a thread may use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Core:
 
 
 class Reading:
-    """One look at a tree; *remarks* gathers what was not understood and is taken as unknown."""
+    """Reads one tree; *remarks* collects values that were not understood and count as unknown."""
 
     def __init__(self, tree: Tree) -> None:
         self.remarks: list[str] = []
@@ -42,10 +42,10 @@ class Reading:
         self._status = self._read_status()
 
     def cpus(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Give the CPUs that are online, and those of them that the thread may use.
+        """Return the CPUs that are online, and those of them that the thread may use.
 
         Raises:
-            ConfigError: neither is told, one is no list, or none is usable.
+            ConfigError: neither is known, one is not a list, or none is usable.
         """
         online = self._required(f"{_CPU}/online", self._tree.text(f"{_CPU}/online"))
         allowed = self._required("Cpus_allowed_list", self._status.get("Cpus_allowed_list"))
@@ -55,7 +55,7 @@ class Reading:
             raise ConfigError(f"no CPUs are listed below {self._tree.root}")
         if online is None or allowed is None:
             missing = "which CPUs are online" if online is None else "the mask of the thread"
-            self.remarks.append(f"{missing}: not told; all CPUs that are named are taken")
+            self.remarks.append(f"{missing}: unknown; all CPUs that are named are used")
             only = online or allowed or ()
             online = allowed = only
         usable = tuple(sorted(set(online) & set(allowed)))
@@ -67,11 +67,11 @@ class Reading:
         return online, usable
 
     def nodes(self) -> tuple[int, ...]:
-        """Give the nodes that are online; none where the kernel knows no NUMA."""
+        """Return the nodes that are online; none if the kernel has no NUMA."""
         return self._list(f"{_NODE}/online") or ()
 
     def memory_nodes(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
-        """Give the nodes with memory that the thread may take."""
+        """Return the nodes with memory that the thread may use."""
         having = self._list(f"{_NODE}/has_memory")
         if having is None:  # absent before Linux 3.8
             having = self._list(f"{_NODE}/has_normal_memory") or ()
@@ -80,7 +80,7 @@ class Reading:
         return tuple(sorted(set(nodes) & set(having) & set(nodes if allowed is None else allowed)))
 
     def distances(self, nodes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Give each node's distances; rows have the nodes online as columns, and no others."""
+        """Return the distances of each node to the nodes that are online."""
         return tuple(self._row(f"{_NODE}/node{node}/distance", len(nodes)) for node in nodes)
 
     def cores(self, usable: tuple[int, ...], nodes: tuple[int, ...]) -> tuple[Core, ...]:
@@ -117,9 +117,9 @@ class Reading:
         if text is None:
             return ()
         row = [parse_number(word) for word in text.split()]
-        told = tuple(n for n in row if n is not None and 0 < n <= _MAX_DISTANCE)
-        if len(told) == len(row) == length:
-            return told
+        known = tuple(n for n in row if n is not None and 0 < n <= _MAX_DISTANCE)
+        if len(known) == len(row) == length:
+            return known
         self.remarks.append(f"{path}: {text.strip()!r:.80} is not {length} distances")
         return ()
 

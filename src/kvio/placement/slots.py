@@ -1,4 +1,4 @@
-"""Where threads and processes belong: CPUs and a memory node for each of n of them."""
+"""Slots: CPUs and a memory node for each of n threads or processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A wish for where slots lie on any machine; `slots` says what it means on one.
+    """A wish for the places of slots, for any machine; `slots` applies it to one.
 
     Attributes:
         map_by: what a slot is bound to: one core, or all cores of an L3 cache, of a NUMA node or
@@ -54,7 +54,7 @@ class Placement:
             check_near(self.near)
 
     def slots(self, topology: Topology, n: int) -> tuple[Slot, ...]:
-        """Give the places of *n* threads or processes, the same for the same machine.
+        """Return the slots of *n* threads or processes, the same for the same machine.
 
         Slots have usable CPUs only, and memory nodes that have memory and are allowed. No core is
         given to two slots more than to another core. Nothing is read but, for *near*, the tree
@@ -63,7 +63,7 @@ class Placement:
         return tuple(Slot(unit.cpus, node) for unit, node in self._plan(topology, n).places)
 
     def explain(self, topology: Topology, n: int) -> str:
-        """Say in lines which slots were chosen, why, and what to do where a wish is not met."""
+        """Return lines that explain the slots, and what to do if a wish is not met."""
         wish = f"{n} {'slot' if n == 1 else 'slots'} by {self.map_by}, {self.order}"
         wish += f", near {self.near}" if self.near is not None else ""
         wish += f", memory {self.memory}" if self.memory is not None else ""

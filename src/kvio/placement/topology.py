@@ -1,4 +1,4 @@
-"""Which CPUs, caches, packages and memory nodes this process may use, and what lies near what."""
+"""The CPUs, caches, packages and memory nodes that this process may use, and their distances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEAR: Final = re.compile(r"path:[^\0]+|cuda:[0-9]{1,4}", re.DOTALL).fullmatch
 
 @dataclass(frozen=True, slots=True)
 class CpuGroup:
-    """Usable CPUs that share something; *number* is its name, None where it is not told."""
+    """Usable CPUs that share a resource; *number* is its name, or None if it has none."""
 
     number: int | None
     cpus: tuple[int, ...]
@@ -38,7 +38,7 @@ class Topology:
         cores: the usable cores, by package, node, cache and number.
         nodes: the nodes that are online, with or without CPUs and memory.
         memory_nodes: those with memory that this process may take.
-        distances: rows and columns as *nodes*; an empty row is not told.
+        distances: rows and columns as *nodes*; an empty row is unknown.
         remarks: what the kernel said that was not understood, and is taken as unknown.
         cuda: what the numbers of CUDA devices mean to this process.
     """
@@ -110,7 +110,7 @@ class Topology:
         return self._groups(lambda core: core.l3)
 
     def distance(self, one: int, other: int) -> int | None:
-        """Tell how far memory of one node is from another, 10 being local; None: not told."""
+        """Return the distance between two nodes, 10 being local; None: unknown."""
         if one == other:
             return LOCAL_DISTANCE
         if one not in self.nodes or other not in self.nodes:
@@ -119,7 +119,7 @@ class Topology:
         return row[self.nodes.index(other)] if row else None
 
     def nearest_memory(self, node: int | None) -> int | None:
-        """Give the usable memory node that is nearest to a node; None where that is not known."""
+        """Return the usable memory node that is nearest to a node; None: unknown."""
         if node in self.memory_nodes:
             return node
         if len(self.memory_nodes) == 1:
@@ -127,11 +127,11 @@ class Topology:
         if node is None:
             return None
         known = [(self.distance(node, other), other) for other in self.memory_nodes]
-        told = [(distance, other) for distance, other in known if distance is not None]
-        return min(told)[1] if told else None
+        distances = [(distance, other) for distance, other in known if distance is not None]
+        return min(distances)[1] if distances else None
 
     def locate(self, near: str) -> Location:
-        """Find the nodes of ``path:…`` or ``cuda:N`` as it is now, and tell how.
+        """Find the nodes of ``path:…`` or ``cuda:N`` now, and explain how.
 
         Raises:
             ConfigError: it is neither.
@@ -150,11 +150,11 @@ class Topology:
         return found
 
     def node_of_path(self, path: str | os.PathLike[str]) -> int | None:
-        """Give the node of the device that a path is on; None: unknown, or on several."""
+        """Return the node of the device below a path; None: unknown, or several."""
         return self.locate(f"path:{os.fspath(path)}").node
 
     def node_of_cuda(self, index: int) -> int | None:
-        """Give the node of a GPU by its CUDA number; None: unknown."""
+        """Return the node of a GPU by its CUDA number; None: unknown."""
         return self.locate(f"cuda:{index}").node
 
     def _groups(self, name: Callable[[Core], int | None]) -> tuple[CpuGroup, ...]:
@@ -165,6 +165,6 @@ class Topology:
 
 
 def check_near(near: str) -> None:
-    """Refuse with `ConfigError` what is neither ``path:…`` nor ``cuda:N``."""
+    """Raise `ConfigError` for a text that is neither ``path:…`` nor ``cuda:N``."""
     if not _NEAR(near):
         raise ConfigError(f"near must be 'path:…' or 'cuda:N', not {near!r:.200}")

@@ -1,4 +1,4 @@
-"""The contract as tests, for kvio's own backends and for anybody's.
+"""The contract of a backend as tests, for kvio's own backends and for others.
 
 ``suite.BackendTests`` states what every backend promises, ``stateful.BackendMachine`` plays it
 against a dictionary, ``fakes`` has backends that fail, wait or hide their batches on purpose, and

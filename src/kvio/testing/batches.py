@@ -1,4 +1,4 @@
-"""Batches: a result a block, in the order they were given, and no block stops another."""
+"""Batches: one result per block, in order, and no block stops another."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class BatchTests(StoreTests):
         assert store.delete_blocks([]) == []
 
     def test_reads_with_mixed_outcomes(self, store: kvio.Store) -> None:
-        """Found, missing, short or too small: each block has an outcome of its own."""
+        """Found, missing, short or too small: each block has its own outcome."""
         items = [(f"block/{i}", payload(1000, i)) for i in range(8)]
         store.write_blocks(items)
         rooms = (1000, 1500, 999, 1000, 0, 70_000, 1000, 1001)
@@ -93,7 +93,7 @@ class BatchTests(StoreTests):
         assert all(out.intact() for out in outs)
 
     def test_taken_keys_in_a_batch(self, store: kvio.Store) -> None:
-        """Taken keys are ``kept``, ``ok`` or ``exists`` as asked, next to free ones."""
+        """Existing blocks are ``kept``, ``ok`` or ``exists`` as asked, next to new ones."""
         outcomes: tuple[tuple[IfExists, Status, bytes], ...] = (
             ("keep", Status.KEPT, b"old!"),
             ("replace", Status.OK, b"new!"),
@@ -171,7 +171,7 @@ class BatchTests(StoreTests):
         assert list(store.list_keys()) == []
 
     def test_batches_of_deletions(self, store: kvio.Store) -> None:
-        """What was there is ``ok`` and gone, what was not is ``missing``."""
+        """Existing blocks are ``ok`` and gone, others are ``missing``."""
         store.write_blocks([(f"block/{i}", b"x") for i in range(40)])
 
         results = store.delete_blocks([*(f"block/{i}" for i in range(0, 40, 2)), "missing"])

@@ -1,4 +1,4 @@
-"""A closed store, and what a store says of itself."""
+"""Closing a store, its capabilities and its repr."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ClosingTests(StoreTests):
         assert [future.result(0).nbytes for future in futures] == [9000] * 40
 
     def test_a_listing_ends_when_its_store_is_closed(self, store: kvio.Store) -> None:
-        """A listing that is under way raises StoreClosedError at its next key."""
+        """A listing in progress raises StoreClosedError at its next key."""
         store.write_blocks([(f"block/{i}", b"x") for i in range(10)])
         keys = store.list_keys()
         next(keys)
@@ -69,7 +69,7 @@ class ClosingTests(StoreTests):
             store.contains("block")
 
     def test_capabilities_are_promises_in_the_positive(self, store: kvio.Store) -> None:
-        """Capabilities are immutable, name the medium, and allow the level that was asked for."""
+        """Capabilities are immutable, name the storage, and allow the level that was asked for."""
         capabilities = store.capabilities
 
         assert capabilities.atomic_write

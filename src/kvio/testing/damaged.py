@@ -29,12 +29,12 @@ class Broken(NamedTuple):
 
     @property
     def mode(self) -> IfExists:
-        """What heals it unread: ``keep`` where the end or the length shows the damage."""
+        """The ``if_exists`` that repairs it: ``keep`` if trailer or length show the damage."""
         return "replace" if self.how is Damage.PAYLOAD_BIT else "keep"
 
 
 class DamageTests(StoreTests):
-    """What a store does with a block that is not as it was written."""
+    """The behaviour of a store with a corrupt block."""
 
     @pytest.fixture
     def damaged(self, store: kvio.Store) -> list[Broken]:
@@ -99,7 +99,7 @@ class DamageTests(StoreTests):
             assert self.holds(store, block.key, payload(block.nbytes, 3)), block
 
     def test_a_batch_of_writes_heals_it(self, store: kvio.Store, damaged: list[Broken]) -> None:
-        """A batch with ``keep`` replaces what is broken and keeps what is not."""
+        """A batch with ``keep`` replaces corrupt blocks and keeps the others."""
         modes: tuple[IfExists, ...] = ("keep", "replace")
         for mode in modes:
             broken = [block for block in damaged if block.mode == mode]
@@ -334,5 +334,5 @@ _WRITERS: Final[tuple[_Writer, ...]] = (_write_one, _write_in_time, _write_a_bat
 
 
 def _at_the_end(blocks: list[Broken]) -> Iterator[Broken]:
-    """Give the blocks whose damage shows without reading the payload."""
+    """Return the blocks whose damage shows without reading the payload."""
     return (block for block in blocks if block.how is not Damage.PAYLOAD_BIT)

@@ -190,7 +190,7 @@ VERBS: Final = (
 
 
 class FaultyBackend(BatchlessBackend):
-    """Fails the calls it is told to, before they reach the backend it wraps."""
+    """Fails chosen calls before they reach the backend it wraps."""
 
     name = "faulty"
 
@@ -292,13 +292,13 @@ class LatencyBackend(BatchlessBackend):
             self._open = False
 
     def release(self) -> None:
-        """Let all go on."""
+        """Release all held calls."""
         with self._moved:
             self._open = True
             self._moved.notify_all()
 
     def wait_until_held(self, calls: int, *, limit_s: float = 60.0) -> bool:
-        """Wait until this many calls are held; False if they were not in time."""
+        """Wait until this many calls are held; False on a timeout."""
         with self._moved:
             return self._moved.wait_for(lambda: self._waiting >= calls, limit_s)
 

@@ -1,4 +1,4 @@
-"""What a test class says of its backend: how to open a store, and how to look past it."""
+"""The hooks of a test class: how to open a store, and how to reach its storage directly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvio.testing.payloads import LARGE_SIZES, SIZES
 
 
 class Damage(StrEnum):
-    """What happens to stored bytes behind a store's back."""
+    """Kinds of damage to stored bytes behind a store's back."""
 
     TRUNCATED = "truncated"
     EMPTIED = "emptied"
@@ -41,7 +41,7 @@ class Damage(StrEnum):
 
 
 class BackendHooks:
-    """Open stores and reach their medium without kvio's code.
+    """Open stores, and reach their storage without kvio's code.
 
     Only `open` is needed. Tests that need another hook skip and say which.
 
@@ -57,38 +57,38 @@ class BackendHooks:
     rounds: ClassVar[int] = 25
 
     def open(self, tmp_path: Path) -> kvio.Store | str:
-        """Open a store, or give its URL; empty when first opened in *tmp_path*.
+        """Open a store, or return its URL; it is empty when first opened in *tmp_path*.
 
         Opened a second time in the same directory, a shared backend shows the same blocks.
         """
         raise NotImplementedError
 
     def raw_get(self, store: kvio.Store, key: str) -> bytes | None:
-        """Fetch a block's payload from the medium itself; None if it is not there."""
+        """Return a block's payload from the storage itself; None if it is missing."""
         raise NotImplementedError
 
     def raw_stored(self, store: kvio.Store, key: str) -> bytes:
-        """Fetch all that the medium stores of a block, trailer and padding included."""
+        """Return all stored bytes of a block, with trailer and padding."""
         raise NotImplementedError
 
     def raw_put(self, store: kvio.Store, key: str, stored: bytes) -> None:
-        """Put other bytes where the medium stores a block."""
+        """Replace the stored bytes of a block."""
         raise NotImplementedError
 
     def raw_leftovers(self, store: kvio.Store) -> list[str]:
-        """Name what lies on the medium and is no block."""
+        """Return the names in the storage that are not blocks."""
         raise NotImplementedError
 
     def detects(self, store: kvio.Store) -> frozenset[Damage]:
-        """Say which damage this store must notice."""
+        """Return the kinds of damage that this store must notice."""
         return frozenset(Damage) if store.capabilities.checksum else frozenset()
 
     def has_hook(self, name: str) -> bool:
-        """Tell whether a subclass gives a hook."""
+        """Return whether a subclass has a hook."""
         return getattr(type(self), name) is not getattr(BackendHooks, name)
 
     def require(self, *names: str) -> None:
-        """Skip the running test unless a subclass gives these hooks."""
+        """Skip the running test unless a subclass has these hooks."""
         missing = [name for name in names if not self.has_hook(name)]
         if missing:
             pytest.skip(f"{type(self).__name__} has no hook {', '.join(missing)}")
@@ -98,6 +98,6 @@ class BackendHooks:
         self.raw_put(store, key, how.apply(self.raw_stored(store, key)))
 
     def open_now(self, tmp_path: Path) -> kvio.Store:
-        """Open a store whether `open` gives one or a URL."""
+        """Open a store, whether `open` returns one or a URL."""
         opened = self.open(tmp_path)
         return kvio.open_store(opened) if isinstance(opened, str) else opened

@@ -1,4 +1,4 @@
-"""Looking and deleting: stat, contains, listing, prefix counts."""
+"""Lookups and deletions: stat, contains, listing, prefix counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LookingTests(StoreTests):
     """The promises of `stat_block`, `contains`, `list_keys`, `count_leading` and deletion."""
 
     def test_stat_describes_the_block(self, store: kvio.Store) -> None:
-        """A stat gives the payload's length, what is stored for it, and a time in the past."""
+        """A stat has the payload's length, the stored length, and a time in the past."""
         for nbytes in (0, 1, 4096, 70_000):
             store.write_block(f"block/{nbytes}", payload(nbytes))
 

@@ -26,13 +26,13 @@ def _pool() -> memoryview:
 
 
 def payload(nbytes: int, seed: int = 0) -> bytes:
-    """Give *nbytes* random bytes; the same for the same *seed*, others for another."""
+    """Return *nbytes* random bytes; the same for the same *seed*, others for another."""
     start = seed * 4099 % (_POOL_BYTES - nbytes + 1)
     return bytes(_pool()[start : start + nbytes])
 
 
 def cut(data: bytes, lengths: Sequence[int]) -> list[memoryview]:
-    """Cut bytes into pieces of the given lengths; what is left is the last piece."""
+    """Split bytes into pieces of the given lengths; the rest is the last piece."""
     view = memoryview(data)
     pieces, at = [], 0
     for length in lengths:
@@ -42,7 +42,7 @@ def cut(data: bytes, lengths: Sequence[int]) -> list[memoryview]:
 
 
 class Guarded:
-    """Memory to read into, with bytes around it that nobody may touch.
+    """Memory to read into, surrounded by bytes that must not change.
 
     *misalign* moves the writable part off any alignment.
     """
@@ -53,7 +53,7 @@ class Guarded:
         self.view = memoryview(self.memory)[len(self._before) : len(self._before) + nbytes]
 
     def intact(self) -> bool:
-        """Tell whether the bytes around the view are as they were."""
+        """Return whether the bytes around the view are unchanged."""
         begins = self.memory.startswith(self._before)
         return begins and self.memory[len(self._before) + len(self.view) :] == _GUARD
 

@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def kvio_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Give the URL of ``--kvio-url``; skip where there is none."""
+    """Return the URL of ``--kvio-url``; skip without one."""
     url = request.config.getoption("--kvio-url")
     if url is None:
         pytest.skip("no store was named: give --kvio-url")

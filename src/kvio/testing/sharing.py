@@ -1,4 +1,4 @@
-"""Many threads and many processes over one medium."""
+"""Many threads and many processes with the same storage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHILD_LIMIT_MS = 60_000
 
 
 def runs_in_child(work: Callable[[], bool]) -> bool:
-    """Run *work* in a forked child; whether it returned True there in a minute."""
+    """Run *work* in a forked child; return whether it returned True within a minute."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads, from 3.12 on
         child = os.fork()
@@ -63,7 +63,7 @@ class SharingTests(StoreTests):
         assert list(store.list_keys()) == []
 
     def test_one_of_many_threads_creates_a_key(self, store: kvio.Store) -> None:
-        """With ``error`` one thread wins; with ``keep`` all agree on the block that stands."""
+        """With ``error`` one thread wins; with ``keep`` all agree on the existing block."""
         if not store.capabilities.exclusive_create:
             pytest.skip("the backend does not promise exclusive_create")
         together = threading.Barrier(_THREADS)
@@ -183,9 +183,9 @@ class SharingTests(StoreTests):
             assert sorted(other.list_keys()) == ["after", "before"]
 
     def test_two_stores_over_one_medium(self, store: kvio.Store, tmp_path: Path) -> None:
-        """What one store of a shared medium does, another sees at once."""
+        """What one store of shared storage does, another sees at once."""
         if not store.capabilities.shared:
-            pytest.skip("the medium is not shared: capabilities.shared")
+            pytest.skip("the storage is not shared: capabilities.shared")
         with self.open_now(tmp_path) as other:
             store.write_block("dir/block", b"first")
 
@@ -201,7 +201,7 @@ class SharingTests(StoreTests):
     def test_a_forked_child_uses_the_store(self, store: kvio.Store) -> None:
         """A child reads what its parent wrote and writes what its parent reads; both go on."""
         if not store.capabilities.shared:
-            pytest.skip("the medium is not shared: capabilities.shared")
+            pytest.skip("the storage is not shared: capabilities.shared")
         if not store.capabilities.usable_after_fork:
             pytest.skip("the backend does not promise usable_after_fork")
         futures = [store.submit_write(f"parent/{i}", payload(5000, i)) for i in range(20)]
@@ -225,7 +225,7 @@ class SharingTests(StoreTests):
         assert store.submit_write("parent/after", b"bytes").result(60).nbytes == 5
 
     def test_a_forked_child_is_served_or_refused(self, store: kvio.Store) -> None:
-        """What is not promised raises in a child, at once, and the parent goes on."""
+        """Without the promise, calls in a child raise at once, and the parent continues."""
         store.write_block("block", b"bytes")
         store.submit_write("other", b"bytes").result(60)
         promised = store.capabilities.usable_after_fork
@@ -252,7 +252,7 @@ class SharingTests(StoreTests):
     def test_a_fork_under_load_leaves_no_lock_behind(self, store: kvio.Store) -> None:
         """A child forked while threads are at work can use and close the store."""
         if not store.capabilities.shared:
-            pytest.skip("the medium is not shared: capabilities.shared")
+            pytest.skip("the storage is not shared: capabilities.shared")
         if not store.capabilities.usable_after_fork:
             pytest.skip("the backend does not promise usable_after_fork")
         store.write_block("block", payload(5000, 1))

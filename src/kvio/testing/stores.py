@@ -18,7 +18,7 @@ INVALID_KEYS = (
 
 
 class StoreTests(BackendHooks):
-    """A store, fresh for every test."""
+    """A new store for every test."""
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[kvio.Store]:
@@ -28,12 +28,12 @@ class StoreTests(BackendHooks):
         opened.close()
 
     def holds(self, store: kvio.Store, key: str, data: bytes) -> bool:
-        """Tell whether a block reads back as *data*, and lies so on the medium."""
+        """Check that a block reads back as *data*, and is stored as such."""
         if self.has_hook("raw_get") and self.raw_get(store, key) != data:
             return False
         return bytes(store.read_block(key)) == data
 
 
 def level_of(store: kvio.Store) -> kvio.Level:
-    """Give the level a store was asked for."""
+    """Return the level a store was opened with."""
     return kvio.Level(str(store.url.options.get("durability", "visible")))

@@ -107,7 +107,7 @@ class SubmittedTests(StoreTests):
         assert part == data[7:107]
 
     def test_many_tasks_at_once(self, store: kvio.Store) -> None:
-        """Dozens of tasks write and read blocks side by side."""
+        """Dozens of tasks write and read blocks concurrently."""
 
         async def one(waiting: kvio.AsyncStore, i: int) -> bytes:
             await waiting.write_block(f"task/{i}", payload(3000, i))

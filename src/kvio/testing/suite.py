@@ -1,4 +1,4 @@
-"""The whole contract of a backend: subclass `BackendTests`, say how to open a store, run pytest."""
+"""The whole contract of a backend: subclass `BackendTests`, define `open`, run pytest."""
 
 from __future__ import annotations
 

@@ -22,5 +22,5 @@ class TestURL(BackendTests):
         self.url = kvio_url
 
     def open(self, tmp_path: Path) -> str:  # noqa: ARG002  # the URL has it already
-        """Give the URL of ``--kvio-url``."""
+        """Return the URL of ``--kvio-url``."""
         return self.url

@@ -1,4 +1,4 @@
-"""Writing: what comes back, what the receipt says, and what a taken key means."""
+"""Writing: the bytes that are read back, the receipt, and existing blocks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WritingTests(StoreTests):
         assert receipt.reason
 
     def test_receipt_is_immutable(self, store: kvio.Store) -> None:
-        """Nobody can change what a receipt says."""
+        """A receipt cannot be changed."""
         receipt = store.write_block("block", b"bytes")
 
         with pytest.raises(AttributeError):
@@ -122,7 +122,7 @@ class WritingTests(StoreTests):
         assert self.holds(store, "block", payload(70_000, 5))
 
     def test_keep_leaves_the_standing_block(self, store: kvio.Store) -> None:
-        """By default the second writer of a key is told so, and the first one's bytes stay."""
+        """By default the second write of a key has ``existed``, and the first one's bytes stay."""
         store.write_block("block", b"first")
 
         receipt = store.write_block("block", b"later")
@@ -134,7 +134,7 @@ class WritingTests(StoreTests):
             assert receipt.checksum == crc32c(b"first")
 
     def test_keep_replaces_a_block_of_another_length(self, store: kvio.Store) -> None:
-        """A standing block of another length is not the one that was meant: it is replaced."""
+        """With ``keep`` an existing block of another length is replaced."""
         for standing, written in ((b"longer than that", b"short"), (b"", b"x"), (b"x", b"")):
             store.write_block("block", standing, if_exists="replace")
 
@@ -171,7 +171,7 @@ class WritingTests(StoreTests):
         assert not store.contains("block")
 
     def test_invalid_keys_are_refused_by_every_verb(self, store: kvio.Store) -> None:
-        """A key that breaks the rules raises InvalidKeyError before any I/O."""
+        """An invalid key raises InvalidKeyError before any I/O."""
         calls: tuple[Callable[[str], object], ...] = (
             lambda key: store.write_block(key, b"bytes"),
             lambda key: store.read_block(key),
