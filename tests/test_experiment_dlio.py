@@ -311,7 +311,7 @@ def test_a_mistake_is_told_before_anything_is_measured(
     ("arguments", "said"),
     [
         (("--root", "/no/such/place"), "no such directory"),
-        (("--ranks", "one"), "not numbers joined by commas"),
+        (("--ranks", "one"), "must be numbers separated by commas"),
         (("--workloads", "unet4d"), "unknown workload 'unet4d'"),
         (("--contenders", "posix-fast"), "unknown contender 'posix-fast'"),
         (("--max-bytes", "1KiB"), "max_bytes must be at least"),

@@ -29,7 +29,7 @@ class TestRoundTrips:
     def test_a_large_file_comes_back_bit_for_bit_through_files(
         self, store: Path, source: Path, tmp_path: Path
     ) -> None:
-        """What put stored, get writes to a file, with no part file beside it."""
+        """Get writes the bytes that put stored to a file, and leaves no part file."""
         out = tmp_path / "out" / "copy.bin"
         out.parent.mkdir()
         put = run("put", store, "a/b", source)
@@ -52,7 +52,7 @@ class TestRoundTrips:
     def test_the_receipt_is_one_line_of_level_mode_reason_and_checksum(
         self, store: Path, source: Path
     ) -> None:
-        """A user sees what was stored, how and how safe it is; the medium holds the bytes."""
+        """The receipt shows length, level, mode and checksum; the file holds the bytes."""
         put = run("put", f"posix-tmpfile://{store}", "k", source)
         crc = kvio_crc32c(source.read_bytes())
 
@@ -62,8 +62,8 @@ class TestRoundTrips:
         )
         assert file_of(store, "k").read_bytes().startswith(source.read_bytes())
 
-    def test_a_range_is_cut_from_the_block(self, store: Path) -> None:
-        """Offset and nbytes mean bytes of the block, and its end ends the range."""
+    def test_a_range_of_a_block_is_read(self, store: Path) -> None:
+        """Offset and nbytes count bytes of the block; the range ends at its end."""
         run("put", store, "k", stdin=bytes(range(100)))
 
         assert run("get", store, "k", "-", "--offset", 90).stdout == bytes(range(90, 100))
@@ -71,13 +71,13 @@ class TestRoundTrips:
         assert run("get", store, "k", "--offset", 98, "--nbytes", 9).stdout == bytes([98, 99])
 
     def test_an_empty_block_is_a_block(self, store: Path) -> None:
-        """No bytes in, no bytes out, and no error."""
+        """A block of 0 bytes is stored, read and listed."""
         assert run("put", store, "k", stdin=b"").returncode == 0
         assert run("get", store, "k", "-").stdout == b""
         assert run("ls", store).stdout == b"k\n"
 
     def test_a_directory_comes_back_as_it_was(self, store: Path, tmp_path: Path) -> None:
-        """Put --recursive and get --prefix are each other's inverse."""
+        """Get --prefix restores the files that put --recursive stored."""
         tree = {"x": b"1", "d/y": b"", "d/e/z": random.Random(1).randbytes(70_000)}
         for name, content in tree.items():
             path = tmp_path / "in" / name
@@ -96,10 +96,10 @@ class TestRoundTrips:
         }
         assert found == tree
 
-    def test_what_cannot_be_a_key_is_named_and_stops_nothing(
+    def test_an_invalid_key_is_reported_and_other_files_are_stored(
         self, store: Path, tmp_path: Path
     ) -> None:
-        """A file name that is no key is one complaint; the other files are stored."""
+        """A file name that is no valid key is one error line; the other files are stored."""
         (tmp_path / "in").mkdir()
         (tmp_path / "in" / "good").write_bytes(b"1")
         (tmp_path / "in" / "not good").write_bytes(b"2")
@@ -107,11 +107,11 @@ class TestRoundTrips:
 
         said = complaint(put, 2)
         assert "invalid key 'not good'" in said
-        assert said.endswith("--escape stores such names")
+        assert said.endswith("use --escape for such names")
         assert run("ls", store).stdout == b"good\n"
 
     def test_an_ordinary_tree_comes_back_with_escapes(self, store: Path, tmp_path: Path) -> None:
-        """Spaces, dot files, other alphabets and bytes that are no text."""
+        """Names have spaces, leading dots, other alphabets and undecodable bytes."""
         names = ["my file", ".profile", "a/.git/HEAD", "ü=x", "_=y", "-z", os.fsdecode(b"\xff")]
         for name in names:
             path = tmp_path / "in" / name
@@ -127,12 +127,12 @@ class TestRoundTrips:
         assert len([path for path in (tmp_path / "out").rglob("*") if path.is_file()]) == 7
 
     @pytest.mark.parametrize("command", [("put", "--escape"), ("get", "--escape")])
-    def test_escapes_are_for_many_names(self, store: Path, command: tuple[str, ...]) -> None:
-        """One block has the name that it is given."""
-        assert "--escape is for" in complaint(run(*command, store, "k", "x"), 2)
+    def test_escape_needs_many_names(self, store: Path, command: tuple[str, ...]) -> None:
+        """A single block has the key that the user gives."""
+        assert "--escape needs" in complaint(run(*command, store, "k", "x"), 2)
 
     def test_a_long_block_has_a_progress_bar(self, store: Path, tmp_path: Path) -> None:
-        """On a terminal; of a short one nothing is shown."""
+        """A terminal shows the bar for a long block and not for a short one."""
         with open(tmp_path / "long", "wb") as file:
             file.truncate(96 << 20)
         (tmp_path / "short").write_bytes(b"1")
@@ -145,8 +145,8 @@ class TestRoundTrips:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_name_of_a_file_has_a_key_and_no_other(seed: int) -> None:
-    """Names that are drawn from what the escapes themselves are made of come back."""
+def test_file_names_and_keys_map_one_to_one(seed: int) -> None:
+    """Names of the characters that escapes use have distinct keys and are restored."""
     rng = random.Random(seed)
     keys: dict[str, bytes] = {}
     for _ in range(20_000):
@@ -160,14 +160,14 @@ def test_every_name_of_a_file_has_a_key_and_no_other(seed: int) -> None:
 
 
 @pytest.mark.parametrize("key", ["_=2E", "_=2E.", "_=2E=2E", "a/_=2Fetc", "a=2Fb", "a=00", "a=2e"])
-def test_no_key_becomes_a_path_that_leads_elsewhere(key: str) -> None:
-    """What the escapes never make is taken as it is."""
+def test_no_key_becomes_a_path_outside_the_directory(key: str) -> None:
+    """A key that `escape` never returns is used unchanged."""
     assert unescape(key) == key
 
 
 class TestIfExists:
     def test_keep_is_the_default_and_says_so(self, store: Path) -> None:
-        """The second writer of as many bytes is late and right."""
+        """A second put of the same length keeps the first block."""
         run("put", store, "k", stdin=b"one")
         again = run("put", store, "k", stdin=b"two")
 
@@ -175,14 +175,14 @@ class TestIfExists:
         assert run("get", store, "k").stdout == b"one"
 
     def test_replace_replaces(self, store: Path) -> None:
-        """What was written last is read."""
+        """A get returns the block of the last put."""
         run("put", store, "k", stdin=b"one")
         run("put", store, "k", "--if-exists", "replace", stdin=b"two")
 
         assert run("get", store, "k").stdout == b"two"
 
-    def test_error_refuses_a_taken_key(self, store: Path) -> None:
-        """One line, exit status 2, and the block as it was."""
+    def test_error_refuses_an_existing_key(self, store: Path) -> None:
+        """The exit status is 2, and the block is unchanged."""
         run("put", store, "k", stdin=b"one")
         again = run("put", store, "k", "--if-exists", "error", stdin=b"two")
 
@@ -190,17 +190,17 @@ class TestIfExists:
         assert run("get", store, "k").stdout == b"one"
 
 
-class TestLooking:
+class TestLsStatRm:
     def test_ls_is_sorted_and_filters_by_prefix(self, store: Path) -> None:
-        """One key a line, in order."""
+        """Each line has one key."""
         for key in ("b/2", "a", "b/10", "c"):
             run("put", store, key, stdin=b"x")
 
         assert run("ls", store).stdout == b"a\nb/10\nb/2\nc\n"
         assert run("ls", store, "b/").stdout == b"b/10\nb/2\n"
 
-    def test_ls_long_and_stat_tell_size_and_checksum(self, store: Path) -> None:
-        """The figures are those of the payload, by a checksum made without kvio."""
+    def test_ls_long_and_stat_print_size_and_checksum(self, store: Path) -> None:
+        """They are those of the payload; the expected checksum was computed without kvio."""
         run("put", store, "k", stdin=b"123456789")
         line = run("ls", "-l", store).stdout.decode().split()
         stat = run("stat", store, "k").stdout.decode()
@@ -212,8 +212,8 @@ class TestLooking:
         )
         assert re.search(r"^crc32c +e3069283$", stat, re.MULTILINE)
 
-    def test_ls_goes_on_after_a_corrupt_trailer(self, store: Path) -> None:
-        """A block that cannot be described is named on stderr; the exit status is 1."""
+    def test_ls_continues_after_a_corrupt_trailer(self, store: Path) -> None:
+        """A block with a corrupt trailer is named on stderr; the exit status is 1."""
         for key in ("a", "b", "c"):
             run("put", store, key, stdin=b"x")
         flip_a_bit(file_of(store, "b"), -1)
@@ -222,8 +222,8 @@ class TestLooking:
         assert "'b' is corrupt" in complaint(listed, 1)
         assert [line.split()[-1] for line in listed.stdout.splitlines()] == [b"a", b"c"]
 
-    def test_rm_removes_and_misses(self, store: Path) -> None:
-        """What was there is gone, what was not is named, and the exit status is 1."""
+    def test_rm_removes_blocks_and_names_missing_ones(self, store: Path) -> None:
+        """Existing blocks are removed; a missing one is named, and the exit status is 1."""
         run("put", store, "k", stdin=b"x")
 
         assert "no block 'nope'" in complaint(run("rm", store, "nope", "k"), 1)
@@ -232,10 +232,10 @@ class TestLooking:
 
 
 class TestNewStores:
-    def test_a_store_that_is_missing_is_made_where_that_is_asked_for(
+    def test_a_missing_store_is_created_with_the_option_create(
         self, tmp_path: Path, source: Path
     ) -> None:
-        """--create makes the directory and those above it; without it nothing is made."""
+        """--create creates the directory and its parents; without it nothing is created."""
         missing = tmp_path / "a" / "store"
 
         for arguments in (("k", source), ("-r", "k", tmp_path)):

@@ -41,19 +41,19 @@ class TestMedia:
         assert b"free space" in done.stdout
 
     def test_doctor_prints_json(self, store: Path) -> None:
-        """What a script reads is what the table shows."""
+        """The JSON has the findings of the table."""
         content = load_json(run("doctor", store, "--json").stdout)
 
         assert {f["name"] for f in content["findings"]} >= {"O_TMPFILE", "direct I/O", "CRC32C"}
         assert all(set(f) == {"name", "answer", "good", "meaning"} for f in content["findings"])
 
-    def test_doctor_of_nothing_is_one_line(self, tmp_path: Path) -> None:
-        """A path that is not there, and one that is a file."""
+    def test_doctor_refuses_a_path_that_is_no_directory(self, tmp_path: Path) -> None:
+        """A missing path, and a file."""
         assert "does not exist" in complaint(run("doctor", tmp_path / "nope"), 2)
         assert "is not a directory" in complaint(run("doctor", __file__), 2)
 
     def test_tune_writes_what_show_prints(self, tunable: Path) -> None:
-        """The file is private, the tables fit 80 columns, and hybrid stores go by it."""
+        """The file is private, the tables fit 80 columns, and hybrid stores use it."""
         tuned = run("tune", tunable, "--budget", "20s", "--max-bytes", "64MiB", "--io-threads", 2)
         shown = run("tune", tunable, "--show")
         file = tunable / ".kvio-calibration.json"
@@ -65,13 +65,13 @@ class TestMedia:
         assert os.listdir(tunable) == [file.name]
         assert b"tuned" in run("put", tunable, "k", stdin=b"x").stdout
 
-    def test_what_decides_nothing_is_not_written(self, tunable: Path) -> None:
-        """One round says nothing: the reason in one line, and a calibration that stands stays."""
+    def test_a_calibration_without_decisions_is_not_written(self, tunable: Path) -> None:
+        """After one round, one line gives the reason, and an existing calibration is kept."""
         file = tunable / ".kvio-calibration.json"
         file.write_text("as it was")
         done = run("tune", tunable, "--budget", "0.0001s")
 
-        assert "so nothing was decided; allow more" in complaint(done, 2)
+        assert "so nothing was decided; raise these limits" in complaint(done, 2)
         assert b"too few rounds" in done.stdout
         assert file.read_text() == "as it was"
         assert os.listdir(tunable) == [file.name]
@@ -87,8 +87,8 @@ class TestMedia:
     @pytest.mark.parametrize(
         "option", ["--budget=0s", "--budget=x", "--max-bytes=x", "--max-bytes=1KiB", "--writes=x"]
     )
-    def test_tune_refuses_what_cannot_be(self, tunable: Path, option: str) -> None:
-        """One line, nothing left."""
+    def test_tune_refuses_invalid_options(self, tunable: Path, option: str) -> None:
+        """The error is one line, and no file is left."""
         assert complaint(run("tune", tunable, option), 2)
         assert os.listdir(tunable) == []
 
@@ -97,7 +97,7 @@ class TestMedia:
     def test_an_interrupted_tune_leaves_nothing(
         self, tunable: Path, number: signal.Signals, status: int
     ) -> None:
-        """Ctrl-C and a plain kill in the middle of measuring: quiet, and the directory is empty."""
+        """After Ctrl-C or SIGTERM there is no traceback, and the directory is empty."""
         with terminal() as (master, slave):
             process = subprocess.Popen(
                 [SCRIPT, "tune", tunable, "--budget", "100s"],

@@ -61,8 +61,8 @@ def test_a_sealed_file_is_described(disk_path: Path, options: dict[str, object],
     assert lines[2:] == ["  writers    3", f"  checksums  {kept}"]
 
 
-def test_a_file_that_is_being_written_is_described_and_left_alone(disk_path: Path) -> None:
-    """Who writes what, as lines and as JSON; nothing is changed, and it is sealed after that."""
+def test_status_does_not_change_a_file_that_is_being_written(disk_path: Path) -> None:
+    """Status prints the writers as lines and as JSON; the file can be sealed afterwards."""
     path = disk_path / "f"
     with SharedFile.create(path, SIZE, **OPTIONS) as file:  # type: ignore[arg-type]
         first = file.domain(0)[0].nbytes
@@ -87,8 +87,8 @@ def test_a_file_that_is_being_written_is_described_and_left_alone(disk_path: Pat
     assert kills.check_name(path, DATA)
 
 
-def test_a_file_that_is_whole_is_finished(disk_path: Path) -> None:
-    """Its creator died before the seal: it is read again and sealed; a second time says so."""
+def test_recover_seals_a_complete_file(disk_path: Path) -> None:
+    """The creator died before the seal; a second recover reports that the file is sealed."""
     path = disk_path / "f"
     leave(path)
     said = run("shared", "status", path).stdout.decode()
@@ -100,11 +100,11 @@ def test_a_file_that_is_whole_is_finished(disk_path: Path) -> None:
     assert f"crc32c {raw.crc32c(DATA):08x}" in done.stdout.decode()
     assert kills.check_name(path, DATA)
     again = run("shared", "recover", path)
-    assert (again.returncode, again.stdout.decode()) == (0, f"{path} was sealed already\n")
+    assert (again.returncode, again.stdout.decode()) == (0, f"{path} was already sealed\n")
 
 
-def test_a_file_that_lacks_bytes_stays_until_it_is_aborted(disk_path: Path) -> None:
-    """What is missing is named and what was written is kept; `abort` removes all of it."""
+def test_recover_keeps_an_incomplete_file_until_it_is_aborted(disk_path: Path) -> None:
+    """Recover prints the missing bytes and keeps the written ones; abort removes the file."""
     path = disk_path / "f"
     leave(path, 100_000)
     for _ in range(2):
@@ -120,8 +120,8 @@ def test_a_file_that_lacks_bytes_stays_until_it_is_aborted(disk_path: Path) -> N
     assert "no shared file" in complaint(run("shared", "abort", path), 1)
 
 
-def test_a_recovery_that_is_interrupted_removes_nothing(disk_path: Path) -> None:
-    """Ctrl-C while it reads again what was written: the next one seals it."""
+def test_an_interrupted_recover_removes_nothing(disk_path: Path) -> None:
+    """After Ctrl-C during the verification, the next recover seals the file."""
     path = disk_path / "f"
     leave(path)
     program = f"""
@@ -143,29 +143,29 @@ sys.exit(cli.main())
 
 
 def test_a_sealed_file_is_not_aborted(disk_path: Path) -> None:
-    """It is a file like others by now."""
+    """A sealed file is an ordinary file."""
     path = seal(disk_path / "f")
 
-    assert "is sealed: remove it as any file" in complaint(run("shared", "abort", path), 2)
+    assert "is sealed: remove it with rm" in complaint(run("shared", "abort", path), 2)
     assert kills.check_name(path, DATA)
 
 
 @pytest.mark.parametrize("options", [{}, {"layout": "plain", "sidecar": True}], ids=str)
 def test_a_changed_byte_is_found(disk_path: Path, options: dict[str, object]) -> None:
-    """Status 0 and a summary; after a change status 1, and where it is."""
+    """Verify exits with 0; after a change it exits with 1 and prints the position."""
     path = seal(disk_path / "f", **options)
     done = run("shared", "verify", path)
-    assert (done.returncode, done.stdout) == (0, f"{path}: 6 pieces checked, 0 bad\n".encode())
+    assert (done.returncode, done.stdout) == (0, f"{path}: 6 cells checked, 0 bad\n".encode())
     raw.flip(path, 70_000)
     done = run("shared", "verify", path, "--threads", 3)
 
     assert done.returncode == 1, done
     assert b"bad bytes 65536 to " in done.stdout
-    assert b": 6 pieces checked, 1 bad\n" in done.stdout
+    assert b": 6 cells checked, 1 bad\n" in done.stdout
 
 
-def test_what_cannot_be_verified_is_said(disk_path: Path) -> None:
-    """A file without checksums, one that is no shared file, one that is not there."""
+def test_files_that_cannot_be_verified_are_errors(disk_path: Path) -> None:
+    """A file without checksums, a file that is no shared file, and a missing file."""
     path = seal(disk_path / "f", checksum=False)
     other = disk_path / "other"
     other.write_bytes(DATA)
@@ -179,7 +179,7 @@ def test_what_cannot_be_verified_is_said(disk_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["status", "verify", "recover", "abort"])
 def test_each_has_help_with_an_example(command: str) -> None:
-    """What it does, its exit statuses, how it is called."""
+    """The help has an example and the exit statuses."""
     text = " ".join(run("shared", command, "--help").stdout.decode().split())
 
     assert f"kvio shared {command} " in text
@@ -188,7 +188,7 @@ def test_each_has_help_with_an_example(command: str) -> None:
 
 
 def test_a_file_of_another_boot_is_described(disk_path: Path) -> None:
-    """What was written of it does not count."""
+    """Bytes written before a reboot do not count as written."""
     path = disk_path / "f"
     leave(path)
     kills.forge_boot(kills.map_of(path))

@@ -12,7 +12,7 @@ _NEEDS: Final = ("typer", "click", "rich")
 
 def main() -> int:
     """Run the command line of this process and return its exit status."""
-    if sys.argv[1:] == ["--version"]:  # without what other commands load, which takes longer
+    if sys.argv[1:] == ["--version"]:  # avoid the slow imports of the other commands
         sys.stdout.write(f"kvio {__version__}\n")
         return 0
     try:

@@ -1,4 +1,4 @@
-"""The commands, and how the process ends: exit statuses, signals, closed pipes."""
+"""Register the commands and map errors, signals and closed pipes to exit statuses."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ STORE is a directory, or a URL with options:
 
 \b
 First steps:
-  kvio doctor /mnt/kv                what can this medium do?
+  kvio doctor /mnt/kv                test what this file system supports
   kvio put /mnt/kv weights/0 w.bin   store a file as a block
   kvio get /mnt/kv weights/0 w.bin   read it back, verified
   kvio verify /mnt/kv                check every block
 
 \b
-Exit status: 0 all well, 1 a block is missing or corrupt, 2 anything else,
+Exit status: 0 success, 1 a block is missing or corrupt, 2 any other error,
 130 interrupted.
 """
 
-#: The first ancestor of typer's usage errors that can say what is wrong. Typer brought its own
-#: click in 0.27, so that the class has no one name to import.
+#: The base class of typer's usage errors that has format_message. Since typer 0.27 bundles its own
+#: click, the class has no fixed import path.
 _UsageError: Final[Any] = next(
     kind for kind in reversed(typer.BadParameter.__mro__) if hasattr(kind, "format_message")
 )
@@ -48,7 +48,7 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:  # noqa: FBT001  # typer calls it so
+def _print_version(wanted: bool) -> None:  # noqa: FBT001  # typer's calling convention
     if wanted:
         typer.echo(f"kvio {kvio.__version__}")
         raise typer.Exit
@@ -63,7 +63,7 @@ def _kvio(
         ),
     ] = False,
 ) -> None:
-    """Store blocks of bytes on any storage: fast, atomic, verified."""
+    """Store and verify blocks of bytes on file systems and S3."""
 
 
 def _register(commands: Sequence[tuple[str, Callable[..., None], str]]) -> None:
@@ -82,7 +82,7 @@ app.add_typer(shared.shared, name="shared")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and give its exit status; nothing a user can cause raises."""
+    """Run one command line and return its exit status; user errors raise nothing."""
     signal.signal(signal.SIGTERM, _terminated)
     command = typer.main.get_command(app)
     try:
@@ -100,11 +100,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _path_of(exc: Any) -> str:
-    """Name the command whose use was wrong."""
+    """Return the name of the command that was used wrongly."""
     context = getattr(exc, "ctx", None)
     return "kvio" if context is None else str(context.command_path)
 
 
 def _terminated(number: int, _frame: FrameType | None) -> NoReturn:
-    """Leave by way of all cleaning up."""
+    """Exit through all cleanup handlers."""
     raise SystemExit(128 + number)

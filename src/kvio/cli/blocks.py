@@ -1,4 +1,4 @@
-"""put, get, ls, stat and rm: blocks in, blocks out."""
+"""Implement put, get, ls, stat and rm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KeyArgument = Annotated[
 
 
 class IfExists(StrEnum):
-    """What a put does where the key is taken."""
+    """The ways in which put treats an existing block."""
 
     KEEP = "keep"
     REPLACE = "replace"
@@ -45,13 +45,13 @@ def put(
     store: StoreArgument,
     key: KeyArgument,
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="What to store; - is standard input.")
+        str, typer.Argument(metavar="FILE", help="The file to store; - is standard input.")
     ] = "-",
     if_exists: Annotated[
         IfExists,
         typer.Option(
-            help="What to do where the key is taken: keep an intact block of the same length, "
-            "replace it, or fail."
+            help="If the key exists: keep an intact block of the same length, replace the block, "
+            "or fail."
         ),
     ] = IfExists.KEEP,
     recursive: Annotated[
@@ -60,31 +60,30 @@ def put(
             "--recursive",
             "-r",
             help="FILE is a directory: store every file below it under KEY/its/path "
-            "(an empty KEY '' leaves the path alone).",
+            "(an empty KEY '' stores it under its path).",
         ),
     ] = False,
     escape: Annotated[
         bool,
         typer.Option(
             "--escape",
-            help="With -r: store names with other characters too, such as .profile as _=2Eprofile; "
-            "get --prefix --escape brings them back.",
+            help="With -r: also store names that are not valid keys, such as .profile as "
+            "_=2Eprofile; get --prefix --escape restores them.",
         ),
     ] = False,
     create: CreateOption = False,
 ) -> None:
     """Store a file as a block.
 
-    The block is there whole or not at all.
-    The receipt that is printed tells what was stored and how safe it is: bytes, level
-    (visible: every reader sees it; durable: it survives a power loss), I/O mode and why,
-    and checksum.
+    The write is atomic: readers see the whole block or none.
+    Prints the receipt: length, level (visible: every reader sees the block; durable: it
+    survives a power loss), I/O mode and the reason for it, and checksum.
     """
     if recursive:
         many.put(store, key, file, if_exists.value, create=create, escaped=escape)
         return
     if escape:
-        raise typer.BadParameter("--escape is for the names of files below a directory: -r")
+        raise typer.BadParameter("--escape needs -r")
     with _input(file) as source, open_store(store, create=create) as opened:
         receipt = many.put_file(opened, key, source, if_exists.value, shown=True)
     print_line(receipt_line(receipt))
@@ -95,46 +94,48 @@ def get(
     key: KeyArgument,
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE", help="Where to put it; - is standard output."),
+        typer.Argument(metavar="FILE", help="The file to write; - is standard output."),
     ] = None,
     offset: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Begin at this byte of the block.")
+        int, typer.Option(min=0, metavar="N", help="Start at this byte of the block.")
     ] = 0,
     nbytes: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="At most so many bytes; default: to the end of the block."
+            min=0, metavar="N", help="Read at most N bytes; default: to the end of the block."
         ),
     ] = None,
     prefix: Annotated[
         bool,
         typer.Option(
             "--prefix",
-            help="FILE is a directory: write every block whose key starts with KEY into it, "
-            "at FILE/the/key ('' takes all blocks).",
+            help="FILE is a directory: write every block whose key starts with KEY to "
+            "FILE/the/key ('' selects all blocks).",
         ),
     ] = False,
     escape: Annotated[
         bool,
         typer.Option(
-            "--escape", help="With --prefix: give files the names they had for put -r --escape."
+            "--escape", help="With --prefix: restore the file names stored by put -r --escape."
         ),
     ] = False,
 ) -> None:
-    """Read a block, verified, into a file.
+    """Read a block, verify it, and write it to a file.
 
-    A whole block is checked against its checksum before any of it is written out. With
-    --offset or --nbytes a part is read, and only its length and owner are checked.
+    A whole block is verified against its checksum before any of it is written to FILE. With
+    --offset or --nbytes a part is read, and only the block's length and key are verified.
     """
     if prefix:
         if file in (None, "-") or offset or nbytes is not None:
-            raise typer.BadParameter("--prefix needs a directory, and takes whole blocks")
+            raise typer.BadParameter(
+                "--prefix needs a directory as FILE, and excludes --offset and --nbytes"
+            )
         many.get(store, key, str(file), escaped=escape)
         return
     if escape:
-        raise typer.BadParameter("--escape is for the names of many files: --prefix")
+        raise typer.BadParameter("--escape needs --prefix")
     if file is None and sys.stdout.isatty():
-        raise typer.BadParameter("a block is binary: name a FILE, or - to print it here")
+        raise typer.BadParameter("a block is binary: name a FILE, or - to print it to the terminal")
     with open_store(store) as opened:
         if file in (None, "-"):
             pieces = many.read_pieces(opened, key, offset, nbytes, checked_first=True)
@@ -147,12 +148,15 @@ def get(
 
 def list_blocks(
     store: StoreArgument,
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys that start so.")] = "",
+    prefix: Annotated[
+        str, typer.Argument(metavar="PREFIX", help="Only keys with this prefix.")
+    ] = "",
     long: Annotated[
-        bool, typer.Option("--long", "-l", help="Also size in bytes, time of the write, CRC32C.")
+        bool,
+        typer.Option("--long", "-l", help="Also print size in bytes, time of the write, CRC32C."),
     ] = False,
 ) -> None:
-    """List the keys of a store, sorted, one a line."""
+    """List the keys of a store, sorted, one per line."""
     status = 0
     with open_store(store) as opened:
         for key in sorted(set(opened.list_keys(prefix))):
@@ -162,7 +166,7 @@ def list_blocks(
             try:
                 print_line(_long_line(opened.stat_block(key)))
             except kvio.BlockNotFoundError:
-                continue  # deleted since it was listed
+                continue  # deleted after it was listed
             except kvio.KvioError as exc:
                 status = max(status, complain_of(exc))
     if status:
@@ -170,7 +174,7 @@ def list_blocks(
 
 
 def stat_block(store: StoreArgument, key: KeyArgument) -> None:
-    """Describe a block by its trailer, without reading it."""
+    """Describe a block from its trailer, without reading its payload."""
     with open_store(store) as opened:
         found = opened.stat_block(key)
     print_line(f"key      {found.key}")
@@ -186,7 +190,7 @@ def remove(
 ) -> None:
     """Remove blocks.
 
-    Exit status 1 if one of them was not there.
+    Exit status 1 if one of them did not exist.
     """
     status = 0
     with open_store(store) as opened:
@@ -212,7 +216,7 @@ def _when(mtime_ns: int | None) -> str:
 
 
 def _input(file: str) -> FileIO:
-    """Open what is to be stored; standard input stays open."""
+    """Open the file to store; standard input is not closed."""
     if file != "-":
         return open(file, "rb", buffering=0)
     if sys.stdin is None or sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""verify and sweep: is what is stored still good, and what did dead writers leave?"""
+"""Implement verify (check all blocks) and sweep (remove leftovers of dead writers)."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ from kvio.quarantine import open_directory
 
 def verify(
     store: StoreArgument,
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys that start so.")] = "",
+    prefix: Annotated[
+        str, typer.Argument(metavar="PREFIX", help="Only keys with this prefix.")
+    ] = "",
     threads: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Blocks to check at once; default: by processors."),
+        typer.Option(min=1, metavar="N", help="Blocks to check at once; default: by CPU count."),
     ] = None,
     delete_corrupt: Annotated[
-        bool, typer.Option("--delete-corrupt", help="Remove the blocks that are corrupt.")
+        bool, typer.Option("--delete-corrupt", help="Remove corrupt blocks.")
     ] = False,
     quarantine: Annotated[
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Move the blocks that are corrupt into this directory, as they are stored; it is "
-            "made if need be, and no file in it is ever replaced.",
+            help="Move corrupt blocks, as they are stored, into this directory; it is created if "
+            "missing, and no file in it is ever replaced.",
         ),
     ] = None,
 ) -> None:
-    """Check every block to its last byte.
+    """Read and verify every block.
 
-    Prints each bad block with its reason, then a summary. Each that is to be removed is checked
-    again right before, so that one that was written anew stays.
-    Exit status 0: all are good, or every bad one was removed or is good by now; 1: bad ones are
-    left; 2: the store could not be checked, or nothing can be done with these options.
+    Prints each bad block with the reason, then a summary. A block is checked again right before
+    its removal, so a block that was rewritten meanwhile is kept.
+    Exit status 0: all blocks are good, or every bad one was removed or has been replaced by a
+    good one; 1: bad blocks are left; 2: the store could not be checked with these options.
     """
     if delete_corrupt and quarantine is not None:
         raise typer.BadParameter("--delete-corrupt and --quarantine exclude each other")
@@ -83,18 +85,18 @@ def sweep(
         str,
         typer.Option(
             metavar="AGE",
-            help="How long ago the leftover of another machine's writer must have been written "
-            "last, such as 30s, 15m, 24h or 7d; longer than any write takes.",
+            help="Minimum time since the last write to a leftover of another machine, such as "
+            "30s, 15m, 24h or 7d; longer than any write takes.",
         ),
     ] = "24h",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Only name them; remove nothing.")
+        bool, typer.Option("--dry-run", "-n", help="Only list them; remove nothing.")
     ] = False,
 ) -> None:
-    """Remove leftovers of writers that died.
+    """Remove leftovers of dead writers.
 
-    Where the file system has O_TMPFILE there are none. A writer on this machine is dead
-    when its process is; of one on another machine only the age of its file tells.
+    With O_TMPFILE there are none. A writer on this machine is dead if its process has ended.
+    A writer on another machine is taken for dead if its file is older than AGE.
     """
     seconds = parse_duration(older_than)
     with open_store(store) as opened:
@@ -106,7 +108,7 @@ def sweep(
 
 
 def _prepare_removal(store: kvio.Store, quarantine: str | None) -> None:
-    """Refuse what cannot be done before anything is."""
+    """Raise an error before any block is checked if corrupt blocks cannot be removed."""
     if not store.capabilities.writable:
         raise kvio.AccessDeniedError(
             f"store {store.url.place} is open read-only: verify it without --delete-corrupt and "
@@ -115,8 +117,8 @@ def _prepare_removal(store: kvio.Store, quarantine: str | None) -> None:
         )
     if not store.capabilities.raw_blocks:
         raise kvio.UnsupportedError(
-            f"a {store.url.scheme} store does not hand out blocks as they are stored: verify it "
-            "without --delete-corrupt and --quarantine, and remove blocks by kvio rm"
+            f"a {store.url.scheme} store cannot read blocks as they are stored: verify it "
+            "without --delete-corrupt and --quarantine, and remove blocks with kvio rm"
         )
     if quarantine is None:
         return
@@ -124,14 +126,16 @@ def _prepare_removal(store: kvio.Store, quarantine: str | None) -> None:
     if root and not store.url.host:
         inside, outer = os.path.realpath(quarantine), os.path.realpath(str(root))
         if os.path.commonpath((inside, outer)) == outer:
-            raise typer.BadParameter(f"--quarantine {quarantine}: it lies in the store itself")
+            raise typer.BadParameter(
+                f"--quarantine {quarantine}: choose a directory outside the store"
+            )
     os.close(open_directory(quarantine))
     if not os.access(quarantine, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), quarantine)
 
 
 def _remove(store: kvio.Store, corrupt: Sequence[str], quarantine: str | None) -> tuple[int, int]:
-    """Remove blocks and print a line each; how many are gone, and how many are good by now."""
+    """Remove corrupt blocks, print a line for each, and return (removed, no longer bad)."""
     removed = good = 0
     for key in corrupt:
         removal = store.remove_corrupt(key, quarantine=quarantine)
@@ -140,7 +144,7 @@ def _remove(store: kvio.Store, corrupt: Sequence[str], quarantine: str | None) -
             print_line(f"moved {key} to {removal.path}" if removal.path else f"removed {key}")
         elif removal.error is None or removal.status is kvio.BlockStatus.MISSING:
             good += 1
-            print_line(f"kept {key}: it is good by now" if removal.error is None else f"gone {key}")
+            print_line(f"kept {key}: it is good now" if removal.error is None else f"gone {key}")
         else:
             print_line(f"left {key}: {removal.error}")
     return removed, good
@@ -153,13 +157,13 @@ def _print_bad(meter: Meter, key: str, reason: str) -> None:
 
 
 def _report_misplaced(store: kvio.Store, meter: Meter, gone: Sequence[str]) -> int:
-    """Tell blocks that were deleted meanwhile from files that lie where no reader looks."""
+    """Print blocks whose file is in the wrong directory, but not blocks deleted meanwhile."""
     if not gone:
         return 0
     listed = set(store.list_keys())
     misplaced = [key for key in gone if key in listed]
     for key in misplaced:
-        _print_bad(meter, key, "its file lies in the wrong directory, where no reader looks")
+        _print_bad(meter, key, "its file is in the wrong directory, so no reader finds it")
     return len(misplaced)
 
 
@@ -170,7 +174,7 @@ def _summarize(store: kvio.Store, meter: Meter, bad: int, removed: int, how: str
         verdict += f", {removed} {how}"
     print_line(f"{blocks} checked, {verdict} ({meter.rate})")
     if not store.capabilities.checksum:
-        complain("no checksums here: only names and lengths could be checked")
+        complain("the store has no checksums: only names and lengths were checked")
 
 
 COMMANDS: Final = (

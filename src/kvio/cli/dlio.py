@@ -1,4 +1,4 @@
-"""experiment dlio: its options, on the command line."""
+"""Define the command line of experiment dlio."""
 
 from __future__ import annotations
 
@@ -22,44 +22,46 @@ EXAMPLES: Final = (
 def dlio(
     root: Annotated[
         Path,
-        typer.Option(metavar="PATH", help="The directory to measure in; nothing is left there."),
+        typer.Option(metavar="PATH", help="Directory to measure in; all files are removed."),
     ] = Path(),
     results: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Where JSON, Markdown and PNG go; default: results/..."
+            metavar="FOLDER", help="Output of JSON, Markdown and PNG; default: results/..."
         ),
     ] = None,
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="No round begins after this, such as 60s or 5m.")
+        str, typer.Option(metavar="TIME", help="Start no round that would end later: 60s, 5m.")
     ] = "5m",
     max_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="What one turn generates or saves.")
+        str, typer.Option(metavar="SIZE", help="Bytes that one trial generates or saves.")
     ] = "128MiB",
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds at most.")] = 15,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of rounds.")] = 15,
     workloads: Annotated[
         str, typer.Option(metavar="NAME,...", help="unet3d, retinanet, checkpoint.")
     ] = "unet3d,retinanet,checkpoint",
-    ranks: Annotated[str, typer.Option(metavar="N,...", help="Of MPI, a case each.")] = "1,2",
+    ranks: Annotated[
+        str, typer.Option(metavar="N,...", help="Numbers of MPI ranks, one case each.")
+    ] = "1,2",
     contenders: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="Backends; 'local_fs torch': stock DLIO with its own loader.",
+            help="Backends to compare; 'local_fs torch': stock DLIO with its own loader.",
         ),
     ] = None,
     read_threads: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Readers of a rank, in threads or processes.")
+        int, typer.Option(min=1, metavar="N", help="Reader threads or processes per rank.")
     ] = 2,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Of a turn.")] = 5,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Epochs per trial.")] = 5,
     compute_ms: Annotated[
-        float, typer.Option(min=0, metavar="MS", help="What a step of training sleeps.")
+        float, typer.Option(min=0, metavar="MS", help="Sleep per training step.")
     ] = 1.0,
 ) -> None:
-    """DLIO's own metrics: kvio's backends beside stock local_fs, with the same and its own loader.
+    """Compare kvio's backends with stock local_fs in DLIO, by DLIO's metrics.
 
-    Needs dlio_benchmark 2.0.0, for more than one rank mpirun, for DLIO's own loader torch; what
-    is absent is left out by name.
+    Needs dlio_benchmark 2.0.0, mpirun for more than one rank, and torch for DLIO's own loader;
+    contenders whose requirements are missing are named and left out.
     """
     from kvio.experiments.dlio import experiment as this
 
@@ -92,4 +94,4 @@ def _counts(text: str) -> list[int]:
     try:
         return [int(one) for one in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--ranks {text}: not numbers joined by commas") from None
+        raise ConfigError(f"--ranks {text}: must be numbers separated by commas") from None

@@ -1,8 +1,8 @@
-"""Names of files as keys, and back: for ``put -r --escape`` and ``get --prefix --escape``.
+"""Convert file names to keys and back, for ``put -r --escape`` and ``get --prefix --escape``.
 
-In each part of a path a byte that a key cannot have is ``=`` and two hexadecimal digits, ``=``
-itself among them. A part that then does not begin as a part of a key must has its first byte
-written so, too, behind a ``_``: ``.bashrc`` is ``_=2Ebashrc``, and ``my file`` is ``my=20file``.
+In each part of a path, a byte that is not allowed in a key becomes ``=`` and two hexadecimal
+digits; so does ``=`` itself. If the result cannot begin a part of a key, its first byte is escaped
+too and ``_`` is prepended: ``.bashrc`` is ``_=2Ebashrc``, and ``my file`` is ``my=20file``.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import os
 import re
 from typing import Final
 
-_UNFIT: Final = re.compile(rb"[^A-Za-z0-9._@+-]")
-_UNFIT_AT_FIRST: Final = re.compile(rb"[^A-Za-z0-9_]|_=")
-_NEVER: Final = re.compile(rb"[/\0]")
+_INVALID: Final = re.compile(rb"[^A-Za-z0-9._@+-]")
+_INVALID_START: Final = re.compile(rb"[^A-Za-z0-9_]|_=")
+_NOT_IN_NAMES: Final = re.compile(rb"[/\0]")
 _ESCAPED: Final = re.compile(rb"=([0-9A-F]{2})")
 
 
 def escape(path: str) -> str:
-    """Turn a path of names, joined by ``/``, into a key."""
+    """Return the key for a path of names joined by ``/``."""
     return "/".join(_escape_part(os.fsencode(part)).decode() for part in path.split("/"))
 
 
 def _escape_part(name: bytes) -> bytes:
-    part = _UNFIT.sub(_code, name)
-    if not _UNFIT_AT_FIRST.match(part):
+    part = _INVALID.sub(_code, name)
+    if not _INVALID_START.match(part):
         return part
-    return b"_=%02X" % name[0] + _UNFIT.sub(_code, name[1:])
+    return b"_=%02X" % name[0] + _INVALID.sub(_code, name[1:])
 
 
 def _code(match: re.Match[bytes]) -> bytes:
@@ -34,13 +34,13 @@ def _code(match: re.Match[bytes]) -> bytes:
 
 
 def unescape(key: str) -> str:
-    """Turn a key that `escape` made into its path; parts that it did not make stay as they are."""
+    """Return the path for a key from `escape`; parts that `escape` did not make are kept."""
     return "/".join(os.fsdecode(_unescape_part(part.encode())) for part in key.split("/"))
 
 
 def _unescape_part(part: bytes) -> bytes:
     name = part[1:] if part.startswith(b"_=") else part
     name = _ESCAPED.sub(lambda match: bytes((int(match[1], 16),)), name)
-    # One with a slash or a zero byte is never a part's name, nor is one that leads elsewhere.
-    made = name not in (b".", b"..") and not _NEVER.search(name) and _escape_part(name) == part
-    return name if made else part
+    # No file name has a slash or a NUL byte; "." and ".." would leave the target directory.
+    valid = name not in (b".", b"..") and not _NOT_IN_NAMES.search(name)
+    return name if valid and _escape_part(name) == part else part

@@ -1,4 +1,4 @@
-"""experiment and report: measure, and put what was measured on a page."""
+"""Implement experiment (measure) and report (combine results in one HTML page)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from kvio.experiments.run import Limits
 from kvio.url import parse_size
 
 Root: TypeAlias = Annotated[
-    Path, typer.Option(metavar="PATH", help="The directory to measure in; nothing is left there.")
+    Path, typer.Option(metavar="PATH", help="Directory to measure in; all files are removed.")
 ]
 Results: TypeAlias = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Where JSON, Markdown and PNG go; default: results/..."),
+    typer.Option(metavar="FOLDER", help="Output of JSON, Markdown and PNG; default: results/..."),
 ]
 Budget: TypeAlias = Annotated[
-    str, typer.Option(metavar="TIME", help="No round begins after this, such as 60s or 5m.")
+    str, typer.Option(metavar="TIME", help="Start no round that would end later: 60s, 5m.")
 ]
 MaxBytes: TypeAlias = Annotated[
-    str, typer.Option(metavar="SIZE", help="What one turn writes, at most.")
+    str, typer.Option(metavar="SIZE", help="Maximum of bytes that one trial writes.")
 ]
-Rounds: TypeAlias = Annotated[int, typer.Option(min=1, metavar="N", help="Rounds at most.")]
+Rounds: TypeAlias = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Maximum number of rounds.")
+]
 Names: TypeAlias = Annotated[
     str | None, typer.Option(metavar="NAME,...", help="Contenders; default: all.")
 ]
@@ -37,10 +39,10 @@ experiment = typer.Typer()
 
 @experiment.callback(invoke_without_command=True)
 def _experiment(context: typer.Context) -> None:
-    """Measure this machine against others.
+    """Compare kvio with other ways to do the same I/O on this machine.
 
-    Contenders take turns, every byte is checked, and JSON with every sample, tables and a plot
-    are left in a folder. Ctrl-C keeps what was measured.
+    Contenders run in alternation and every byte is verified. Writes JSON with every sample,
+    tables and a plot to a folder. Ctrl-C keeps the results so far.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -53,20 +55,20 @@ def tmpfile(
     max_bytes: MaxBytes = "160MiB",
     rounds: Rounds = 15,
     threads: Annotated[
-        str, typer.Option(metavar="N,...", help="How many write at the same time.")
+        str, typer.Option(metavar="N,...", help="Numbers of concurrent writers.")
     ] = "1,4,16,64",
     file_bytes: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Of a file; default: 50MiB, less where limits ask it."),
+        typer.Option(metavar="SIZE", help="File size; default: 50MiB, or less to fit the limits."),
     ] = None,
     syncs: Annotated[str, typer.Option(metavar="SYNC,...", help="none, durable.")] = "none,durable",
     contenders: Annotated[
         str | None, typer.Option(metavar="NAME;...", help="Contenders; default: all.")
     ] = None,
 ) -> None:
-    """Publishing a file: streams, stdio and write(2), by rename or by linkat, and kvio.
+    """Publish a file: with streams, stdio or write(2) and rename or linkat, and with kvio.
 
-    Baselines are compiled from a clone's benchmarks/baselines, if a C++ compiler is there.
+    Baselines are compiled from benchmarks/baselines of a clone, if there is a C++ compiler.
     """
     from kvio.experiments import tmpfile as this
 
@@ -75,9 +77,9 @@ def tmpfile(
         threads=_counts("--threads", threads),
         file_bytes=None if file_bytes is None else parse_size(file_bytes),
         syncs=_names(syncs) or (),
-        contenders=_names(contenders, between=";"),
+        contenders=_names(contenders, separator=";"),
     )
-    _leave(status)
+    _exit(status)
 
 
 def hybrid(
@@ -88,16 +90,18 @@ def hybrid(
     rounds: Rounds = 15,
     sizes: Annotated[
         str | None,
-        typer.Option(metavar="SIZE,...", help="Block sizes; default: 4KiB to 64MiB by fours."),
+        typer.Option(
+            metavar="SIZE,...", help="Block sizes; default: 4KiB to 64MiB in steps of four."
+        ),
     ] = None,
     contenders: Names = None,
 ) -> None:
-    """Bandwidth by I/O size: buffered, dontcache, direct, unaligned and hybrid."""
+    """Measure bandwidth by I/O size: buffered, dontcache, direct, unaligned and hybrid."""
     from kvio.experiments import hybrid as this
 
     wanted = this.SIZES if sizes is None else [parse_size(one) for one in sizes.split(",")]
     limits = _limits(root, results, budget, max_bytes, rounds)
-    _leave(this.run(limits, sizes=wanted, contenders=_names(contenders)))
+    _exit(this.run(limits, sizes=wanted, contenders=_names(contenders)))
 
 
 def offload(
@@ -107,29 +111,29 @@ def offload(
     max_bytes: MaxBytes = "512MiB",
     rounds: Rounds = 15,
     models: Annotated[
-        str, typer.Option(metavar="MODEL,...", help="Whose KV blocks, or all.")
+        str, typer.Option(metavar="MODEL,...", help="Models whose KV-block sizes to use, or all.")
     ] = "gpt-oss-120b,Llama-3.1-8B",
-    requests: Annotated[int, typer.Option(metavar="N", help="Requests, at most.")] = 300,
+    requests: Annotated[int, typer.Option(metavar="N", help="Maximum number of requests.")] = 300,
     request_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens of a request, at most.")
+        int, typer.Option(metavar="N", help="Maximum of tokens per request.")
     ] = 12_000,
-    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a block.")] = 256,
+    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per block.")] = 256,
     shared: Annotated[
-        float, typer.Option(metavar="SHARE", help="Of a prompt, begun as others are.")
+        float, typer.Option(metavar="SHARE", help="Share of a prompt that is a common prefix.")
     ] = 0.5,
     fresh: Annotated[
-        float, typer.Option(metavar="SHARE", help="Of a replayed prompt, new at its end.")
+        float, typer.Option(metavar="SHARE", help="Share of a replayed prompt that is new.")
     ] = 0.25,
-    threads: Annotated[int, typer.Option(metavar="N", help="Requests at once.")] = 4,
+    threads: Annotated[int, typer.Option(metavar="N", help="Concurrent requests.")] = 4,
     rate: Annotated[
-        float | None, typer.Option(metavar="N", help="Requests a second; default: no pause.")
+        float | None, typer.Option(metavar="N", help="Requests per second; default: no pause.")
     ] = None,
     durable: Annotated[bool, typer.Option("--durable", help="Wait for the disk.")] = False,
     contenders: Names = None,
 ) -> None:
-    """KV-cache offload: look the prefix up, load the hits, store the misses.
+    """Simulate KV-cache offload: look up the prefix, load the hits, store the misses.
 
-    Requests and bytes are cut to --max-bytes; what remains of them is said.
+    Requests and their bytes are reduced to --max-bytes; the result is printed.
     """
     from kvio.experiments import offload as this
     from kvio.experiments.shapes import SHAPES
@@ -147,7 +151,7 @@ def offload(
         durability="durable" if durable else "visible",
         contenders=_names(contenders),
     )
-    _leave(status)
+    _exit(status)
 
 
 def staging(
@@ -155,25 +159,26 @@ def staging(
     results: Results = None,
     budget: Budget = "3m",
     max_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="A checkpoint of all ranks; their tiers hold it.")
+        str, typer.Option(metavar="SIZE", help="Checkpoint of all ranks; it fits their tiers.")
     ] = "128MiB",
     rounds: Rounds = 15,
     ranks: Annotated[
         str | None,
-        typer.Option(metavar="N,...", help="Processes at once; default: 1,8,16."),
+        typer.Option(metavar="N,...", help="Concurrent processes; default: 1,8,16."),
     ] = None,
     sizes: Annotated[
         str, typer.Option(metavar="SIZE,...", help="Block sizes, multiples of 4 KiB.")
     ] = "1MiB,8MiB",
     drain_threads: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Of each tier, and of what it is held against.")
+        int,
+        typer.Option(min=1, metavar="N", help="Writer threads of each tier and of its baselines."),
     ] = 2,
-    checksum: Annotated[bool, typer.Option(help="Sum kvio's blocks (CRC32C).")] = True,
+    checksum: Annotated[bool, typer.Option(help="Checksum kvio's blocks (CRC32C).")] = True,
     contenders: Names = None,
 ) -> None:
-    """Checkpoints of many ranks: into the staging tier, the page cache, the disk; memcpy.
+    """Write checkpoints of many ranks to the staging tier, the page cache, the disk; memcpy.
 
-    Under mpirun (with mpi4py, all ranks on one machine) its ranks are the processes. Exit status 1:
+    Under mpirun (with mpi4py, all ranks on one machine) the ranks are the processes. Exit status 1:
     a byte differed, or a rank died.
     """
     from kvio.experiments.staging import experiment as this
@@ -186,7 +191,7 @@ def staging(
         drain_threads=drain_threads,
         checksum=checksum,
     )
-    _leave(status)
+    _exit(status)
 
 
 def shared_file(
@@ -194,18 +199,18 @@ def shared_file(
     results: Results = None,
     budget: Budget = "3m",
     max_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="What all writers of a turn write, at most.")
+        str, typer.Option(metavar="SIZE", help="Maximum of bytes that one trial writes in all.")
     ] = "256MiB",
     rounds: Rounds = 5,
     writers: Annotated[
         str | None,
-        typer.Option(metavar="N,...", help="How many at once; default: 1,2,4,8,16."),
+        typer.Option(metavar="N,...", help="Concurrent writers; default: 1,2,4,8,16."),
     ] = None,
     shapes: Annotated[
         str,
         typer.Option(
             metavar="SHAPE,...",
-            help="ior: 8 segments of 32 MiB, 1 MiB a call; custom: 512 MiB, 4 MiB a call.",
+            help="ior: 8 segments of 32 MiB, 1 MiB per call; custom: 512 MiB, 4 MiB per call.",
         ),
     ] = "ior,custom",
     kinds: Annotated[
@@ -215,16 +220,16 @@ def shared_file(
         str | None,
         typer.Option(
             metavar="MAP_BY/ORDER,...",
-            help="core, l3, numa or socket / pack or spread; none. Default: by the machine.",
+            help="core, l3, numa or socket / pack or spread; none. Default: by topology.",
         ),
     ] = None,
     contenders: Annotated[
         str | None, typer.Option(metavar="NAME;...", help="Contenders; default: all.")
     ] = None,
 ) -> None:
-    """One file, many writers: kvio.SharedFile, files of their own, os.pwrite, C and IOR.
+    """Write one file with many writers: kvio.SharedFile, separate files, os.pwrite, C and IOR.
 
-    Shapes are scaled down to --max-bytes. Under mpirun (with mpi4py, all ranks on one machine) its
+    Shapes are scaled down to --max-bytes. Under mpirun (with mpi4py, all ranks on one machine) the
     ranks are the processes. Exit status 1: a byte differed, or a process died.
     """
     from kvio.experiments.sharedfile import experiment as this
@@ -235,9 +240,9 @@ def shared_file(
         shapes=_names(shapes) or (),
         kinds=_names(kinds) or (),
         placements=_names(placement),
-        contenders=_names(contenders, between=";"),
+        contenders=_names(contenders, separator=";"),
     )
-    _leave(status)
+    _exit(status)
 
 
 def media(
@@ -251,30 +256,30 @@ def media(
         typer.Option(metavar="KIND,...", help="ext4, xfs, btrfs, tmpfs, overlay, fuse."),
     ] = None,
 ) -> None:
-    """What doctor and tune say of file systems made for it.
+    """Run doctor and tune on freshly created file systems.
 
-    Needs root. File systems lie in image files below PATH, and are gone afterwards.
+    Needs root. The file systems are in image files below PATH and are removed afterwards.
     """
     from kvio.experiments import media as this
 
     limits = _limits(root, results, budget, max_bytes, rounds)
     wanted = _names(kinds)
-    _leave(this.run(limits) if wanted is None else this.run(limits, kinds=wanted))
+    _exit(this.run(limits) if wanted is None else this.run(limits, kinds=wanted))
 
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Results of experiments.")],
     other: Annotated[
-        Path | None, typer.Argument(metavar="OTHER", help="Later results to compare them with.")
+        Path | None, typer.Argument(metavar="OTHER", help="Later results, for a comparison.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="The page; default: FOLDER/report.html."),
+        typer.Option("--out", "-o", metavar="FILE", help="Output; default: FOLDER/report.html."),
     ] = None,
 ) -> None:
-    """Join experiments into one HTML page.
+    """Combine experiments in one HTML page.
 
-    The plots are inline. With OTHER, what both folders measured is set side by side.
+    The plots are inline. With OTHER, the page compares what both folders measured.
     """
     before = reports.load(folder)
     after = [] if other is None else reports.load(other)
@@ -305,14 +310,14 @@ def _counts(option: str, text: str) -> list[int]:
     try:
         return [int(one) for one in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{option} {text}: not numbers joined by commas") from None
+        raise ConfigError(f"{option} {text}: must be numbers separated by commas") from None
 
 
-def _names(text: str | None, *, between: str = ",") -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(between)]
+def _names(text: str | None, *, separator: str = ",") -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(separator)]
 
 
-def _leave(status: int) -> None:
+def _exit(status: int) -> None:
     if status:
         raise typer.Exit(status)
 

@@ -1,4 +1,4 @@
-"""Whole directories in and out, and files read and written whole."""
+"""Copy directories and files to and from a store."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _BATCH_FILES: Final = 1024
 def put_file(
     store: kvio.Store, key: str, file: FileIO, if_exists: IfExists, *, shown: bool = False
 ) -> kvio.Receipt:
-    """Store what is left of a file, of whatever kind and length, with little memory.
+    """Store the rest of a file, of any kind and length, with bounded memory.
 
-    *shown*: with a progress bar, where it is long.
+    With *shown*, show a progress bar if the file is long.
     """
     write = store._write_stream  # noqa: SLF001  # its only caller
     nbytes = _rest_of(file)
@@ -57,15 +57,15 @@ def put_file(
 
 
 def _rest_of(file: FileIO) -> int | None:
-    """Return how many bytes a file still has; None where only reading it can say."""
+    """Return how many bytes a file still has, or None if that is unknown."""
     info = os.fstat(file.fileno())
-    if not stat.S_ISREG(info.st_mode) or not info.st_size:  # those of /proc say 0
+    if not stat.S_ISREG(info.st_mode) or not info.st_size:  # files in /proc report 0
         return None
     return max(0, info.st_size - file.tell())
 
 
 def _read(file: FileIO, room: memoryview) -> int:
-    """Read what is there, waiting for it where the descriptor does not."""
+    """Read available bytes; wait for them if the descriptor is non-blocking."""
     while True:
         try:
             count = file.readinto(room)
@@ -85,7 +85,7 @@ def read_pieces(
     *,
     checked_first: bool = False,
 ) -> Iterator[memoryview]:
-    """Yield a block, or a part of it, with little memory; see `kvio.streams.read`."""
+    """Yield a block, or a part of it, with bounded memory; see `kvio.streams.read`."""
     read = store._read_stream  # noqa: SLF001  # its only caller
     return read(key, offset, nbytes, checked_first=checked_first)
 
@@ -93,8 +93,8 @@ def read_pieces(
 def shown(
     store: kvio.Store, key: str, offset: int, nbytes: int | None, pieces: Iterable[memoryview]
 ) -> Iterator[memoryview]:
-    """Yield the pieces of a block with a progress bar, where they are long."""
-    if not sys.stderr.isatty():  # and no question more
+    """Yield the pieces of a block; show a progress bar if the block is long."""
+    if not sys.stderr.isatty():  # save the request for the length
         yield from pieces
         return
     rest = max(0, store.stat_block(key).nbytes - offset)
@@ -105,7 +105,7 @@ def shown(
 
 
 def write_file(path: str, pieces: Iterable[memoryview]) -> int:
-    """Write a file whole or not at all, and return its length; one that is special, as it is."""
+    """Write a regular file atomically, or a special file directly, and return the length."""
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "wb") as file:
             return sum(map(file.write, pieces))
@@ -133,7 +133,7 @@ def put(
     create: bool,
     escaped: bool,
 ) -> None:
-    """Store every regular file below a directory; a line for each that could not be."""
+    """Store every regular file below a directory; print a line for each that failed."""
     if not os.path.isdir(directory):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
     prefix = f"{key.rstrip('/')}/" if key else ""
@@ -151,14 +151,14 @@ def put(
                     continue
                 with meter.paused():
                     if isinstance(result, kvio.InvalidKeyError) and not escaped:
-                        status = max(status, complain(f"{result}; --escape stores such names"))
+                        status = max(status, complain(f"{result}; use --escape for such names"))
                     else:
                         status = max(status, complain_of(result))
     _finish("stored", meter, len(files), status)
 
 
 def get(store: str, prefix: str, directory: str, *, escaped: bool) -> None:
-    """Write every block whose key starts with *prefix* to a file; a line for each that failed."""
+    """Write every block with the prefix to a file; print a line for each that failed."""
     os.makedirs(directory, exist_ok=True)
     status = 0
     with open_store(store) as opened:
@@ -183,7 +183,7 @@ def _finish(verb: str, meter: Meter, wanted: int, status: int) -> None:
 
 
 def _files_below(directory: str, below: str = "") -> Iterator[tuple[str, int]]:
-    """Yield path below the directory and size of regular files; links are not followed."""
+    """Yield the relative path and size of each regular file; do not follow links."""
     with os.scandir(os.path.join(directory, below)) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -208,7 +208,7 @@ def _batches(files: Sequence[_File]) -> Iterator[list[_File]]:
 def _put_batch(
     store: kvio.Store, batch: Sequence[_File], if_exists: IfExists
 ) -> Iterator[int | Exception]:
-    """Store a batch; yields the bytes of each file, or its error."""
+    """Store a batch; yield the length of each file, or its error."""
     items: list[tuple[str, memoryview]] = []
     results: list[kvio.BlockResult] = []
     left = _BATCH_BYTES
@@ -216,7 +216,7 @@ def _put_batch(
         try:
             with open(path, "rb", buffering=0) as file:
                 nbytes = _rest_of(file)
-                if nbytes is None or nbytes > left:  # too long to be held with others
+                if nbytes is None or nbytes > left:  # too long for the batch's memory
                     yield put_file(store, key, file, if_exists).nbytes
                     continue
                 data = kvio.aligned_buffer(nbytes)
@@ -242,18 +242,18 @@ def _fill(room: memoryview, file: FileIO, path: str) -> None:
     while done < len(room):
         count = _read(file, room[done:])
         if not count:
-            raise OSError(f"{path}: became shorter while it was read")
+            raise OSError(f"{path}: the file was truncated while it was read")
         done += count
 
 
 def _fetch(
     store: kvio.Store, directory: str, name: Callable[[str], str], key: str
 ) -> int | Exception:
-    """Read one block into its file; its bytes, or the error."""
+    """Write one block to its file; return its length, or the error."""
     pieces = read_pieces(store, key)
     try:
         path = os.path.join(directory, name(key))
-        pieces = chain((next(pieces),), pieces)  # what cannot be read makes no directory
+        pieces = chain((next(pieces),), pieces)  # create no directory for an unreadable block
         os.makedirs(os.path.dirname(path), exist_ok=True)
         return write_file(path, pieces)
     except (kvio.KvioError, OSError) as exc:

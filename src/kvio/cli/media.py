@@ -1,4 +1,4 @@
-"""doctor and tune: what a medium can do, and what is fastest on it."""
+"""Implement doctor (test storage) and tune (measure the fastest I/O modes)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Durability: TypeAlias = Literal["visible", "durable"]
 
 
 class Writes(StrEnum):
-    """What a write figure includes."""
+    """The level at which a measured write ends."""
 
     VISIBLE = "visible"
     DURABLE = "durable"
@@ -26,12 +26,12 @@ class Writes(StrEnum):
 
 def doctor(
     target: Annotated[str, typer.Argument(metavar="PATH|URL", help="A directory, or a store URL.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find out what a medium can do.
+    """Test what a file system or bucket supports.
 
-    Answers by trying, and recommends a backend with its options. Makes and removes a few
-    small files; leaves nothing behind. Exits with 2 where no store opens by the URL.
+    Creates and removes a few small files, and recommends a backend with its options. Exits
+    with 2 if no store can be opened with the URL.
     """
     diagnosis = doctors.diagnose(target)
     if as_json:
@@ -39,7 +39,7 @@ def doctor(
     else:
         tables.print_diagnosis(diagnosis)
     if diagnosis.refused is not None:
-        raise typer.Exit(complain(f"no store opens by {target!r}: {diagnosis.refused}"))
+        raise typer.Exit(complain(f"cannot open a store at {target!r}: {diagnosis.refused}"))
 
 
 def tune(
@@ -48,35 +48,35 @@ def tune(
         str, typer.Option(metavar="TIME", help="How long to measure, such as 30s or 5m.")
     ] = "30s",
     max_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Write at most this much in all.")
+        str, typer.Option(metavar="SIZE", help="Maximum of bytes written in all.")
     ] = "16GiB",
     io_threads: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Blocks at once to measure beside 1; default: as stores use."
+            min=1, metavar="N", help="Second concurrency to measure, after 1; default: a store's."
         ),
     ] = None,
     writes: Annotated[
         Writes,
         typer.Option(
-            help="Time writes until other processes see the block, or until it would survive a "
-            "power loss."
+            help="Measure a write until other processes see the block, or until it would survive "
+            "a power loss."
         ),
     ] = Writes.VISIBLE,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Measure, but leave no calibration file.")
+        bool, typer.Option("--dry-run", "-n", help="Measure, but write no calibration file.")
     ] = False,
     show: Annotated[
-        bool, typer.Option("--show", help="Print the calibration that stands; measure nothing.")
+        bool, typer.Option("--show", help="Print the existing calibration; measure nothing.")
     ] = False,
 ) -> None:
     """Measure the fastest I/O modes of a mount.
 
-    Finds out when bypassing the page cache pays, for the hybrid backend: writes and cold
-    reads of 4 KiB to 64 MiB are timed, one at a time and many at once, in every I/O mode the
-    medium has, by turns. The result is a small file in PATH that hybrid stores opened there
-    go by; where nothing could be decided it is not written, and the exit status is 2.
-    Blocks are written to a private directory that is removed again, also on Ctrl-C.
+    Measures for the hybrid backend when bypassing the page cache is faster: writes and cold
+    reads of 4 KiB to 64 MiB, one at a time and many at once, in alternating I/O modes. The
+    result is a small file in PATH, which hybrid stores with the root PATH use. If no size could
+    be decided, no file is written and the exit status is 2.
+    Blocks are written to a private directory that is removed at the end, also on Ctrl-C.
     """
     if show:
         tables.print_tuning(tuning.load(path))
@@ -86,7 +86,7 @@ def tune(
     if not result.decides:
         complain(
             f"not written: no size had {tuning.MIN_ROUNDS} rounds within --budget {budget} and "
-            f"--max-bytes {max_bytes}, so nothing was decided; allow more"
+            f"--max-bytes {max_bytes}, so nothing was decided; raise these limits"
         )
         raise typer.Exit(FAILED)
     if dry_run:

@@ -1,4 +1,4 @@
-"""What all commands share: errors in one line, stores by path or URL, progress, sizes."""
+"""Share helpers between commands: error lines, opening stores, progress bars, formats."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ import kvio
 BAD_BLOCK: Final = 1
 FAILED: Final = 2
 INTERRUPTED: Final = 130
-PIPE_CLOSED: Final = 141  # as a shell reports a process that SIGPIPE ended
+PIPE_CLOSED: Final = 141  # the status that a shell reports for SIGPIPE
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,24 +46,24 @@ StoreArgument: TypeAlias = Annotated[
 
 CreateOption: TypeAlias = Annotated[
     bool,
-    typer.Option("--create", help="Make the directory of STORE, and those above it, if missing."),
+    typer.Option("--create", help="Create the directory of STORE and its parents if missing."),
 ]
 
 _WINDOW: Final = 1024
-#: What takes less is done before a progress bar could be read.
+#: Shorter transfers end before a progress bar could be read.
 _LONG_BYTES: Final = 64 * kvio.MiB
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)").fullmatch
 _SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def complain(message: str, status: int = FAILED) -> int:
-    """Say what is wrong in one line on stderr, and give the exit status."""
+    """Print an error in one line on stderr and return the exit status."""
     sys.stderr.write(f"kvio: {' '.join(message.split())}\n")
     return status
 
 
 def complain_of(exc: BaseException) -> int:
-    """Say in one line what an error says, and give the exit status it stands for."""
+    """Print an exception in one line on stderr and return its exit status."""
     if isinstance(exc, kvio.BlockNotFoundError | kvio.CorruptBlockError):
         return complain(str(exc), BAD_BLOCK)
     if isinstance(exc, kvio.KvioError):
@@ -75,7 +75,7 @@ def complain_of(exc: BaseException) -> int:
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn what a user can cause into one line and an exit status, never a traceback."""
+    """Wrap a command: user errors become one line and an exit status, never a traceback."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -91,31 +91,31 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def forget_stdout() -> int:
-    """Let what is still to be printed go nowhere, and give the exit status for a closed pipe."""
+    """Discard all further output and return the exit status for a closed pipe."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     return PIPE_CLOSED
 
 
 def open_store(store: str, *, io_threads: int | None = None, create: bool = False) -> kvio.Store:
-    """Open what a STORE argument names: a URL, or a directory by the hybrid backend."""
+    """Open the store of a STORE argument: a URL, or a directory with the hybrid backend."""
     where = store if "://" in store else Path(store)
     return kvio.open_store(where, io_threads=io_threads, create=create)
 
 
 def print_line(text: str = "") -> None:
-    """Print a line of result; names of undecodable bytes come out as they are."""
+    """Print a line to stdout; undecodable bytes of names are printed unchanged."""
     write_stdout(memoryview(os.fsencode(f"{text}\n")))
 
 
 def write_stdout(data: memoryview) -> None:
-    """Write all of it to standard output, which writes short where PYTHONUNBUFFERED is set."""
+    """Write all bytes to stdout; with PYTHONUNBUFFERED a single write may be short."""
     while data:
         data = data[sys.stdout.buffer.write(data) :]
 
 
 class Meter:
-    """Counts blocks and bytes, and shows them on stderr where that is a terminal."""
+    """Counts blocks and bytes and shows them on stderr if it is a terminal."""
 
     def __init__(self, what: str, blocks: int) -> None:
         self.blocks = 0
@@ -140,7 +140,7 @@ class Meter:
 
     @property
     def rate(self) -> str:
-        """Bytes so far and 10^6 bytes a second."""
+        """Return the bytes so far and the rate in 10^6 bytes per second."""
         speed = self.nbytes / 1e6 / max(1e-9, time.monotonic() - self._started)
         return f"{format_bytes(self.nbytes)}, {speed:.0f} MB/s"
 
@@ -152,7 +152,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take the bar away while something else is printed."""
+        """Hide the bar while something else is printed."""
         self._progress.stop()
         try:
             yield
@@ -162,11 +162,11 @@ class Meter:
 
 @contextmanager
 def bytes_bar(what: str, nbytes: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar for many bytes, and yield the function that adds to it.
+    """Show a progress bar for a long transfer; yield the function that advances it.
 
     Args:
-        what: what is done.
-        nbytes: how many there are; None: unknown.
+        what: the label.
+        nbytes: the expected bytes, or None if unknown.
     """
     if nbytes is not None and nbytes < _LONG_BYTES:
         yield lambda _: None
@@ -178,7 +178,7 @@ def bytes_bar(what: str, nbytes: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def progress_bar(*columns: ProgressColumn) -> Progress:
-    """Make a progress bar on stderr, shown only where that is a terminal and gone at the end."""
+    """Return a progress bar on stderr, shown only on a terminal and erased at the end."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -193,7 +193,7 @@ def progress_bar(*columns: ProgressColumn) -> Progress:
 
 
 def receipt_line(receipt: kvio.Receipt) -> str:
-    """Give a receipt in one line."""
+    """Return a receipt as one line."""
     what = "kept" if receipt.existed else "stored"
     return (
         f"{what} {receipt.key}: {receipt.nbytes} bytes, {receipt.level}, {receipt.mode} "
@@ -202,7 +202,7 @@ def receipt_line(receipt: kvio.Receipt) -> str:
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """Run a function over items side by side; results in order, a bounded number in flight."""
+    """Map a function over items in threads; yield results in order, with bounded lookahead."""
     source = iter(items)
     pool = ThreadPoolExecutor(threads)
     try:
@@ -213,12 +213,12 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int) -> 
 
 
 def default_threads() -> int:
-    """Give how many blocks are worked on at once unless told."""
+    """Return the default number of concurrent blocks."""
     return min(16, max(4, 2 * len(os.sched_getaffinity(0))))
 
 
 def parse_duration(text: str) -> float:
-    """Turn ``90``, ``30s``, ``15m``, ``24h`` or ``7d`` into seconds."""
+    """Return the seconds in ``90``, ``30s``, ``15m``, ``24h`` or ``7d``."""
     match = _DURATION(text.strip().lower())
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a duration (for example 30s, 15m, 24h, 7d)")
@@ -226,7 +226,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Give a size with the unit that suits it."""
+    """Return a size with a suitable unit."""
     unit = "bytes"
     for larger in ("KiB", "MiB", "GiB"):
         if nbytes < 1024:
@@ -237,5 +237,5 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_checksum(checksum: int | None) -> str:
-    """Give a CRC32C in hexadecimal, or a dash."""
+    """Return a CRC32C in hexadecimal, or a dash."""
     return "-" if checksum is None else f"{checksum:08x}"

@@ -1,4 +1,4 @@
-"""placement: the NUMA topology of this machine, and where slots would lie on it."""
+"""Implement placement: show the NUMA topology and the CPUs and memory of each slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvio.placement import Placement, Topology, format_cpulist
 
 
 class MapBy(StrEnum):
-    """What a slot is bound to."""
+    """The CPUs that a slot is bound to."""
 
     CORE = "core"
     L3 = "l3"
@@ -24,14 +24,14 @@ class MapBy(StrEnum):
 
 
 class Order(StrEnum):
-    """How slots are dealt over units."""
+    """The order in which slots are assigned to units."""
 
     PACK = "pack"
     SPREAD = "spread"
 
 
 class Memory(StrEnum):
-    """Where new pages come from."""
+    """The NUMA policy for new pages."""
 
     LOCAL = "local"
     BIND = "bind"
@@ -44,7 +44,7 @@ def placement(
     ] = MapBy.CORE,
     order: Annotated[
         Order,
-        typer.Option(help="Fill a unit core by core before the next one, or deal slots in turn."),
+        typer.Option(help="Fill one unit before the next, or assign slots to units in rotation."),
     ] = Order.PACK,
     near: Annotated[
         str | None,
@@ -53,21 +53,21 @@ def placement(
     memory: Annotated[
         Memory | None,
         typer.Option(
-            help="A slot's memory from the nearest node if there is room, from there alone, or "
-            "over all nodes in turn. Default: not asked for."
+            help="A slot's memory: preferably from the nearest node, only from the nearest node, "
+            "or interleaved over all nodes. Default: the process's policy."
         ),
     ] = None,
     slots: Annotated[
         int, typer.Option(min=1, max=65536, metavar="N", help="Threads or processes to place.")
     ] = 4,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the NUMA nodes, and where threads or processes would be placed.
 
-    Reads what the kernel tells and changes nothing. Only CPUs and memory that this process may
-    use are shown.
+    Reads the topology from the kernel and changes nothing. Shows only the CPUs and memory that
+    this process may use.
     """
-    wish = Placement(
+    wanted = Placement(
         map_by=map_by.value,
         order=order.value,
         near=near,
@@ -75,16 +75,16 @@ def placement(
     )
     topology = Topology.from_system()
     if as_json:
-        print_line(json.dumps(_as_json(wish, topology, slots), indent=1))
+        print_line(json.dumps(_as_json(wanted, topology, slots), indent=1))
         return
     for line in _lines(topology):
         print_line(line)
     print_line()
-    print_line(wish.explain(topology, slots))
+    print_line(wanted.explain(topology, slots))
 
 
 def _lines(topology: Topology) -> Iterator[str]:
-    """Yield a line for each node, then what kinds of units there are."""
+    """Yield a line for each node, each socket, and the L3 caches."""
     cpus = {group.number: group.cpus for group in topology.numa}
     for node in topology.nodes:
         memory = "memory" if node in topology.memory_nodes else "no memory for this process"
@@ -96,11 +96,11 @@ def _lines(topology: Topology) -> Iterator[str]:
         name = "unknown" if group.number is None else group.number
         yield f"socket {name}: CPUs {_list(group.cpus)}"
     shared = [_list(group.cpus) for group in topology.l3_groups if group.number is not None]
-    yield f"L3 caches: CPUs {' | '.join(shared)}" if shared else "L3 caches: not told"
+    yield f"L3 caches: CPUs {' | '.join(shared)}" if shared else "L3 caches: unknown"
 
 
-def _as_json(wish: Placement, topology: Topology, slots: int) -> dict[str, Any]:
-    near = None if wish.near is None else asdict(topology.locate(wish.near))
+def _as_json(wanted: Placement, topology: Topology, slots: int) -> dict[str, Any]:
+    near = None if wanted.near is None else asdict(topology.locate(wanted.near))
     return {
         "topology": {
             "cpus": topology.cpus,
@@ -112,8 +112,8 @@ def _as_json(wish: Placement, topology: Topology, slots: int) -> dict[str, Any]:
             "remarks": topology.remarks,
         },
         "near": near,
-        "slots": [asdict(slot) for slot in wish.slots(topology, slots)],
-        "explanation": wish.explain(topology, slots).splitlines(),
+        "slots": [asdict(slot) for slot in wanted.slots(topology, slots)],
+        "explanation": wanted.explain(topology, slots).splitlines(),
     }
 
 

@@ -1,4 +1,4 @@
-"""experiment s3: its options, on the command line."""
+"""Define the command line of experiment s3."""
 
 from __future__ import annotations
 
@@ -19,87 +19,90 @@ EXAMPLES: Final = (
     "  kvio experiment s3 --via dlio --contenders obstore,boto3\n"
     "  kvio experiment s3 --merge results/s3/boto3 results/s3/minio"
 )
-#: By what puts: DLIO takes seconds to start.
+#: Default --budget by --via: DLIO takes seconds to start.
 _BUDGETS: Final = {"direct": "100s", "dlio": "5m"}
 
 
 def s3(
     folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="FOLDER...", help="With --merge: what to join.")
+        list[Path] | None,
+        typer.Argument(metavar="FOLDER...", help="With --merge: the runs to combine."),
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Join runs instead of measuring.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Combine runs instead of measuring.")
+    ] = False,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where JSON, Markdown and PNG go."),
+        typer.Option(metavar="FOLDER", help="Output of JSON, Markdown and PNG."),
     ] = None,
     via: Annotated[
-        str, typer.Option(metavar="direct|dlio", help="Who puts: a loop of kvio's, or DLIO.")
+        str, typer.Option(metavar="direct|dlio", help="Write with kvio's own loop, or with DLIO.")
     ] = "direct",
     budget: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="No round begins after this; what has no room is named. "
+            help="Start no round that would end later; contenders that do not fit are named. "
             "Default: 100s, via DLIO 5m.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds at most.")] = 15,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of rounds.")] = 15,
     objects: Annotated[
-        int, typer.Option(metavar="N", help="Objects of 322,957 bytes in a load.")
+        int, typer.Option(metavar="N", help="Objects of 322,957 bytes per load.")
     ] = 400,
     parts: Annotated[
         str,
         typer.Option(
             metavar="PART,...",
-            help="1 threads, 2 libraries, 3 processes, 4 sizes, get: reads, HEAD and LIST too.",
+            help="1: threads, 2: libraries, 3: processes, 4: sizes, get: also GET, HEAD and LIST.",
         ),
     ] = "1,2,3,4,get",
     contenders: Annotated[
         str | None,
-        typer.Option(metavar="NAME,...", help="Libraries, or such as 'boto3 direct'."),
+        typer.Option(metavar="NAME,...", help="Libraries, or single variants: 'boto3 direct'."),
     ] = None,
     payload: Annotated[str, typer.Option(metavar="KIND", help="random, jpeg.")] = "random",
     endpoint: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="A server that runs; credentials are in the AWS variables.",
+            help="A running server; credentials come from the AWS environment variables.",
         ),
     ] = None,
     bucket: Annotated[
-        str | None, typer.Option(metavar="NAME", help="On that server; it must be there.")
+        str | None, typer.Option(metavar="NAME", help="Existing bucket on that server.")
     ] = None,
     prefix: Annotated[
-        str, typer.Option(metavar="NAME", help="Below which all objects are; they are removed.")
+        str, typer.Option(metavar="NAME", help="Prefix of all objects; they are removed.")
     ] = "kvio-experiment",
     server: Annotated[
         str | None,
-        typer.Option(metavar="minio=PATH", help="A real server to measure on, too."),
+        typer.Option(metavar="minio=PATH", help="Also measure on this server."),
     ] = None,
 ) -> None:
-    """Five S3 libraries: through kvio, by hand, and as they come; the floor of a raw client.
+    """Compare five S3 libraries: through kvio, tuned by hand, with defaults; and a raw client.
 
-    Without --endpoint the server is a clone's benchmarks/s3mem. Under mpirun (with mpi4py, all
-    ranks on one machine) the ranks run the processes of part 3. With --via dlio the
-    dlio_benchmark that is installed generates the objects of parts 1 to 4, by mpirun where there
-    are several processes; beside it the same loads without DLIO.
+    Without --endpoint the server is benchmarks/s3mem of a clone. Under mpirun (with mpi4py, all
+    ranks on one machine) the ranks run the processes of part 3. With --via dlio the installed
+    dlio_benchmark generates the objects of parts 1 to 4, with mpirun if there are several
+    processes; the same loads are also run without DLIO.
     """
     from kvio.experiments.s3 import presenting
 
     if via not in _BUDGETS:
-        raise ConfigError(f"--via {via}: give {' or '.join(_BUDGETS)}")
+        raise ConfigError(f"--via {via}: must be {' or '.join(_BUDGETS)}")
     if merge and via != "direct":
-        raise ConfigError("--merge joins runs without DLIO alone")
+        raise ConfigError("--merge only combines runs without DLIO")
     if merge:
         if not folders:
             raise ConfigError("--merge needs the folders of runs")
-        _leave(presenting.merge(folders, results))
+        _exit(presenting.merge(folders, results))
         return
     if folders:
-        raise ConfigError(f"{folders[0]}: folders are for --merge")
+        raise ConfigError(f"{folders[0]}: folders need --merge")
     name, _, path = (server or "").partition("=")
     if server is not None and (name != "minio" or not path):
-        raise ConfigError(f"--server {server}: give minio=PATH")
+        raise ConfigError(f"--server {server}: must be minio=PATH")
     limits = Limits(
         root=Path(),
         results=results,
@@ -121,13 +124,13 @@ def s3(
         prefix=prefix,
         real=Path(path) if path else None,
     )
-    _leave(status)
+    _exit(status)
 
 
 def _split(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def _leave(status: int) -> None:
+def _exit(status: int) -> None:
     if status:
         raise typer.Exit(status)

@@ -1,4 +1,4 @@
-"""shared: look at, check, finish and remove shared files."""
+"""Implement shared: show, verify, recover and abort shared files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from kvio.cli.output import (
     print_line,
 )
 
-_NAMED_AT_MOST: Final = 20
+_MAX_PRINTED: Final = 20
 
 PathArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="PATH", help="Where the file stands, or will when it is sealed.")
+    str, typer.Argument(metavar="PATH", help="The path that the file has once it is sealed.")
 ]
 
 shared = typer.Typer()
@@ -36,9 +36,9 @@ shared = typer.Typer()
 
 @shared.callback(invoke_without_command=True)
 def _shared(context: typer.Context) -> None:
-    """Look at, check, finish and remove shared files.
+    """Show, verify, finish or remove shared files.
 
-    A shared file is one file that many processes write, each its own part; see docs/sharedfile.md.
+    A shared file is one file of which many processes write a part each; see docs/sharedfile.md.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -46,12 +46,12 @@ def _shared(context: typer.Context) -> None:
 
 def status(
     path: PathArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show how far a file has come, who writes it, and what is missing.
+    """Show the state of a file, its writers, and the missing bytes.
 
-    Changes nothing. Exit status 0: there is such a file, sealed or not; 1: there is none, or it
-    cannot be read.
+    Changes nothing. Exit status 0: the file exists, sealed or not; 1: it does not exist, or cannot
+    be read.
     """
     found = kvio.SharedFile.status(path)
     if as_json:
@@ -62,11 +62,11 @@ def status(
     print_line(f"  size       {format_bytes(found.size)} ({found.size} bytes)")
     print_line(f"  writers    {found.writers}")
     print_line(f"  checksums  {kept}")
-    for rank, nbytes in islice(found.owed.items(), _NAMED_AT_MOST):
+    for rank, nbytes in islice(found.owed.items(), _MAX_PRINTED):
         writes = "being written" if rank in found.writing else "no writer"
         print_line(f"  rank {rank:<5} {writes}, {format_bytes(nbytes)} missing")
-    if len(found.owed) > _NAMED_AT_MOST:
-        print_line(f"  and {len(found.owed) - _NAMED_AT_MOST} more ranks")
+    if len(found.owed) > _MAX_PRINTED:
+        print_line(f"  and {len(found.owed) - _MAX_PRINTED} more ranks")
     for rank, number in found.failures.items():
         print_line(f"  rank {rank:<5} failed: {os.strerror(number)}")
     if found.state != "sealed" and not found.sealer:
@@ -79,7 +79,7 @@ def _in_words(found: kvio.SharedFileStatus) -> str:
     if found.state == "sealed":
         return "sealed"
     if not found.this_boot:
-        return "left unfinished before this machine was started, or on another one"
+        return "left unfinished before this machine was started, or on another machine"
     if found.state == "failed":
         return "cannot be finished: I/O failed; abort it"
     doing = {
@@ -98,25 +98,25 @@ def verify(
     path: PathArgument,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Pieces to check at once; default: by processors."),
+        typer.Option(min=1, metavar="N", help="Cells to check at once; default: by CPU count."),
     ] = None,
 ) -> None:
-    """Check every byte of a sealed file.
+    """Verify every byte of a sealed file.
 
-    Prints each bad piece, then a summary. Exit status 0: all are good; 1: bytes are not those that
-    were written, or there is no such file; 2: it has no checksums.
+    Prints each bad cell, then a summary. Exit status 0: all are good; 1: a cell is corrupt, or
+    there is no such file; 2: the file has no checksums.
     """
     with kvio.SharedFile.open(path) as file:
         if kvio.SharedFile.status(path).checksums == "none":
             raise kvio.UnsupportedError(f"{path} was written without checksums: nothing to verify")
         cells, bad = file.cells(), 0
         with bytes_bar("verifying", file.size) as done:
-            for piece, error in in_threads(_checker(file), cells, threads or default_threads()):
-                done(piece.nbytes)
+            for cell, error in in_threads(_checker(file), cells, threads or default_threads()):
+                done(cell.nbytes)
                 if error is not None:
                     bad += 1
                     print_line(f"bad {error}")
-        print_line(f"{path}: {len(cells)} pieces checked, {bad} bad")
+        print_line(f"{path}: {len(cells)} cells checked, {bad} bad")
     if bad:
         raise typer.Exit(BAD_BLOCK)
 
@@ -124,31 +124,31 @@ def verify(
 def _checker(
     file: kvio.SharedFile,
 ) -> Callable[[kvio.Extent], tuple[kvio.Extent, kvio.KvioError | None]]:
-    def check(piece: kvio.Extent) -> tuple[kvio.Extent, kvio.KvioError | None]:
+    def check(cell: kvio.Extent) -> tuple[kvio.Extent, kvio.KvioError | None]:
         try:
-            file.pread_into(bytearray(piece.nbytes), piece.offset)
+            file.pread_into(bytearray(cell.nbytes), cell.offset)
         except (kvio.CorruptBlockError, kvio.StorageError) as exc:
-            return piece, exc
-        return piece, None
+            return cell, exc
+        return cell, None
 
     return check
 
 
 def recover(path: PathArgument) -> None:
-    """Finish a file whose creator is gone, if every byte of it was written.
+    """Seal a file whose creator has died, if every byte was written.
 
-    What was written is read again from the disk and compared with its checksums; then the file is
-    sealed. Where bytes are missing nothing is changed. Exit status 0: the file is sealed; 1: it
-    is not, and what is missing is printed.
+    Reads the written bytes from the disk, compares them with their checksums, and seals the file.
+    If bytes are missing, prints them and changes nothing. Exit status 0: the file is sealed; 1: it
+    is not.
     """
     file = kvio.SharedFile.recover(path)
-    with closing(file):  # by itself it would be aborted where an exception ends the block
+    with closing(file):  # not "with file", which would abort it after an exception
         if file.mode is None:
-            print_line(f"{path} was sealed already")
+            print_line(f"{path} was already sealed")
             return
         missing = file.missing()
         if missing:
-            _name_missing(path, missing)
+            _print_missing(path, missing)
             raise typer.Exit(BAD_BLOCK)
         receipt = file.seal()
         print_line(
@@ -157,35 +157,35 @@ def recover(path: PathArgument) -> None:
         )
 
 
-def _name_missing(path: str, missing: Sequence[kvio.Missing]) -> None:
-    for rank, offset, nbytes in missing[:_NAMED_AT_MOST]:
+def _print_missing(path: str, missing: Sequence[kvio.Missing]) -> None:
+    for rank, offset, nbytes in missing[:_MAX_PRINTED]:
         print_line(f"missing {nbytes} bytes from {offset}, of rank {rank}")
-    if len(missing) > _NAMED_AT_MOST:
-        print_line(f"and {len(missing) - _NAMED_AT_MOST} more pieces")
-    nbytes = sum(piece.nbytes for piece in missing)
+    if len(missing) > _MAX_PRINTED:
+        print_line(f"and {len(missing) - _MAX_PRINTED} more ranges")
+    nbytes = sum(extent.nbytes for extent in missing)
     complain(
         f"{path} lacks {format_bytes(nbytes)}: write them with SharedFile.recover, or "
-        f"remove what there is: kvio shared abort {path}"
+        f"remove the file with kvio shared abort {path}"
     )
 
 
 def abort(path: PathArgument) -> None:
-    """Remove all there is of a file that was not sealed and whose creator is gone.
+    """Remove an unsealed file whose creator has died.
 
-    A file that is being written, and one that was sealed, are left alone. Exit status 0: it is
-    gone; 1: there was none; 2: it is being written, sealed, or cannot be removed.
+    A file that is being written or is sealed is not changed. Exit status 0: the file was removed;
+    1: it did not exist; 2: it is being written, is sealed, or cannot be removed.
     """
     state = kvio.SharedFile.status(path).state
     if state == "sealed":
-        raise kvio.BlockExistsError(f"{path} is sealed: remove it as any file", key=path)
+        raise kvio.BlockExistsError(f"{path} is sealed: remove it with rm", key=path)
     try:
         file = kvio.SharedFile.recover(path)
-    except kvio.BlockNotFoundError:  # it was being removed already: that was carried through
-        print_line(f"removed what was left of {path}")
+    except kvio.BlockNotFoundError:  # recover() completed an interrupted abort
+        print_line(f"removed the unfinished file {path}")
         return
     with file:
         file.abort()
-    print_line(f"removed what was left of {path}")
+    print_line(f"removed the unfinished file {path}")
 
 
 COMMANDS: Final = (

@@ -1,4 +1,4 @@
-"""stage-daemon: staging memory that outlives the processes that write to it."""
+"""Implement stage-daemon: staging memory that outlives its client processes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kvio.wrappers.staging.daemon.naming import name_of
 from kvio.wrappers.staging.daemon.server import StageDaemon
 from kvio.wrappers.staging.options import TierOptions
 
-_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class DrainFrom(StrEnum):
-    """When drains begin."""
+    """When draining starts."""
 
     ACCEPT = "accept"
     HIGH_WATER = "high_water"
@@ -37,7 +37,7 @@ def stage_daemon(
         str,
         typer.Argument(
             metavar="STORE",
-            help="A directory, or a URL such as hybrid:///mnt/kv. Clients open theirs by the same.",
+            help="A directory, or a URL such as hybrid:///mnt/kv. Clients must use the same one.",
         ),
     ],
     socket: Annotated[
@@ -45,7 +45,7 @@ def stage_daemon(
         typer.Option(
             "--socket",
             metavar="PATH",
-            help="Where to listen. Its directory must be ours alone (0700); it is made if missing.",
+            help="Socket to listen on. Its directory must be private (0700); created if missing.",
         ),
     ],
     capacity: Annotated[
@@ -53,45 +53,51 @@ def stage_daemon(
     ] = "8GiB",
     drain_threads: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Writes of the store at once; default: as stores."),
+        typer.Option(
+            min=1, metavar="N", help="Concurrent writes; default: the store's I/O threads."
+        ),
     ] = None,
     drain_from: Annotated[
         DrainFrom,
         typer.Option(
-            help="Store at once, or only from the high mark on and when somebody waits, so that "
-            "more overwrites absorb each other."
+            help="Drain at once, or only above the high-water mark or when a writer waits, so that "
+            "more overwrites are merged."
         ),
     ] = DrainFrom.ACCEPT,
     high_water: Annotated[
-        float, typer.Option(min=0, max=1, metavar="SHARE", help="The high mark.")
+        float, typer.Option(min=0, max=1, metavar="SHARE", help="The high-water mark.")
     ] = 0.9,
     low_water: Annotated[
-        float, typer.Option(min=0, max=1, metavar="SHARE", help="Down to which it is drained.")
+        float, typer.Option(min=0, max=1, metavar="SHARE", help="Draining stops at this mark.")
     ] = 0.7,
     retries: Annotated[
-        int, typer.Option(min=0, metavar="N", help="How often a failed write is made again.")
+        int, typer.Option(min=0, metavar="N", help="How often a failed write is retried.")
     ] = 3,
     drain_timeout: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="How long ending may take, such as 30s; default: all."),
+        typer.Option(
+            metavar="TIME", help="Timeout of the final drain, such as 30s; default: none."
+        ),
     ] = None,
     numa_node: Annotated[
-        int | None, typer.Option(metavar="N", help="Where the memory lies; default: anywhere.")
+        int | None, typer.Option(metavar="N", help="NUMA node of the memory; default: any.")
     ] = None,
     populate: Annotated[
-        bool, typer.Option("--populate", help="Get all of the memory at once, not as it is used.")
+        bool, typer.Option("--populate", help="Allocate all memory at the start.")
     ] = False,
     create: CreateOption = False,
 ) -> None:
-    """Take writes of local processes into memory, and store them behind their backs.
+    """Accept writes of local processes in memory, and drain them to a store.
 
-    Processes open the same STORE and write through kvio.stage(store, daemon=PATH). What was
-    accepted is stored even if they are killed. Prints one line when it listens. SIGTERM and
-    Ctrl-C: takes no more, stores everything, and ends; exit status 2 and the keys where that is
-    not possible. A second one ends it at once, and what is staged is lost.
+    Processes open the same STORE and write through kvio.stage(store, daemon=PATH). Accepted
+    blocks are stored even if the process that wrote them is killed. Prints one line when it
+    listens. On SIGTERM or Ctrl-C it accepts no more writes, stores everything, and ends; if that
+    fails, it prints the keys and exits with status 2. A second signal ends it at once, and staged
+    blocks are lost.
     """
     limit = None if drain_timeout is None else parse_duration(drain_timeout)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # before any thread: all leave them to us
+    # Block the signals before any thread starts, so that only sigwait() receives them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
         with open_store(store, create=create) as opened:
             options = TierOptions(
@@ -111,16 +117,16 @@ def stage_daemon(
                 tell=complain,
             )
             _announce(daemon)
-            signal.sigwait(_ENDING)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+            signal.sigwait(_STOP_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
             daemon.close(timeout=limit)
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
 
 def _announce(daemon: StageDaemon) -> None:
-    room = format_bytes(daemon.custody.memory.capacity_bytes)
-    print_line(f"staging {name_of(daemon.custody.store.url)} at {daemon.path}: {room}")
+    capacity = format_bytes(daemon.custody.memory.capacity_bytes)
+    print_line(f"staging {name_of(daemon.custody.store.url)} at {daemon.path}: {capacity}")
     sys.stdout.flush()
 
 
@@ -131,6 +137,6 @@ COMMANDS: Final = (
         "  kvio stage-daemon /mnt/kv --socket /run/user/1000/kvio/stage.sock\n"
         "  kvio stage-daemon 'hybrid:///mnt/kv?durability=durable' \\\n"
         "      --socket ~/.kvio/stage.sock --capacity 64GiB --drain-threads 8\n"
-        "  kill -TERM PID                     store everything, then end",
+        "  kill -TERM PID                     store everything, then exit",
     ),
 )

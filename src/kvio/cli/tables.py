@@ -1,4 +1,4 @@
-"""The tables that doctor and tune print."""
+"""Print the tables of doctor and tune."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MODES: Final = ("buffered", "direct", "dontcache")
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print what was found as a table, then the recommendation."""
+    """Print the findings as a table, then the recommendation."""
     console = Console(highlight=False)
     table = _table(f"What kvio found at {diagnosis.target}")
     table.add_column("question", no_wrap=True)
     table.add_column("answer", max_width=_ANSWER_COLUMNS, overflow="fold")
-    table.add_column("what it means")
+    table.add_column("meaning")
     for finding in diagnosis.findings:
         style = {True: "green", False: "yellow", None: ""}[finding.good]
         answer = escape(finding.answer)
@@ -40,7 +40,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
 
 
 def print_tuning(result: tuning.Tuning) -> None:
-    """Print the medians by size and mode, then the chosen thresholds."""
+    """Print the medians per size and mode, then the chosen thresholds."""
     console = Console(highlight=False)
     measured = result.measured
     cells = measured.get("cells", ())
@@ -73,7 +73,7 @@ def _writes_table(title: str, row: Sequence[dict[str, Any]], result: tuning.Tuni
     for cell in row:
         mode = chosen(result.calibration.write, cell["nbytes"], cell["concurrency"])
         table.add_row(
-            *_rates(cell, "write_mb_per_s", row, mode), *([_owed(cell)] if visible else [])
+            *_rates(cell, "write_mb_per_s", row, mode), *([_left_dirty(cell)] if visible else [])
         )
     return table
 
@@ -113,14 +113,14 @@ def _modes_of(row: Sequence[dict[str, Any]], name: str) -> list[str]:
     return [mode for mode in _MODES if any(mode in cell[name] for cell in row)]
 
 
-def _owed(cell: Mapping[str, Any]) -> str:
-    """Say what a buffered block still owed the disk, and how long that took afterwards."""
+def _left_dirty(cell: Mapping[str, Any]) -> str:
+    """Return the dirty bytes of a buffered block after its write, and the writeback time."""
     settle_s = cell["settle_s"].get("buffered")
     dirty = cell["dirty_bytes"].get("buffered")
     if settle_s is None:
         return "-"
-    owed = "unknown" if dirty is None else format_bytes(dirty / cell["nblocks"])
-    return f"{owed}, {settle_s * 1e3:.2g} ms"
+    size = "unknown" if dirty is None else format_bytes(dirty / cell["nblocks"])
+    return f"{size}, {settle_s * 1e3:.2g} ms"
 
 
 def _notes(measured: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Iterable[str]:
@@ -132,13 +132,13 @@ def _notes(measured: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Iter
     )
     if measured.get("writes") == "visible":
         yield (
-            "A visible write may still owe its bytes to the disk: left dirty is how much of a "
-            "block a buffered write had not written back, and how long that took then."
+            "A visible write may end before its bytes are on the disk: left dirty is how much of "
+            "a block a buffered write had not written back, and how long the writeback took then."
         )
     if not measured.get("cold_reads", True):
-        yield "The page cache cannot be dropped here: reads are not cold and keep the default."
+        yield "The page cache cannot be dropped here: reads are not cold, so the default is kept."
     if few < tuning.MIN_ROUNDS:
-        yield "* too few rounds within the budget to decide: the default."
+        yield "* too few rounds within the limits to decide: the default is kept."
 
 
 def _print_thresholds(console: Console, calibration: Calibration) -> None:
