@@ -258,7 +258,7 @@ def test_room_that_cannot_be_given_back_is_warned_of(tier: kvio.StagingTier) -> 
         returned(tier)
 
     tier.open("k", "wb").abort()
-    with pytest.warns(RuntimeWarning, match="not given back: the kernel refuses"):
+    with pytest.warns(RuntimeWarning, match="not released: the kernel refuses"):
         give_back()
 
 

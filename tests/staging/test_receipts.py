@@ -92,7 +92,7 @@ def test_a_store_that_gives_less_than_it_promised_is_found_out(
     store.wrapper.level = kvio.Level.VISIBLE
     receipt = tier.write_block("k", b"data")
 
-    with pytest.raises(kvio.UnsupportedError, match="gave 'visible'"):
+    with pytest.raises(kvio.UnsupportedError, match="reached 'visible'"):
         receipt.wait("durable", timeout=LONG_S)
     assert receipt.wait("visible", timeout=LONG_S).level == "visible"
 

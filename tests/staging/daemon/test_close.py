@@ -66,7 +66,7 @@ def test_a_client_whose_writes_do_not_end_stays_open(
     """It says so in time, and takes writes again."""
     tier = client_of(store, daemon)
     copier = Copier(tier, monkeypatch)
-    with pytest.raises(kvio.TierNotDrainedError, match="the time was up"):
+    with pytest.raises(kvio.TierNotDrainedError, match="timed out"):
         tier.close(timeout=SOON_S)
     copier.end()
     tier.write_block("again", b"data").wait(timeout=LONG_S)
@@ -111,11 +111,11 @@ def test_a_client_that_the_daemon_knows_no_more_closes(store: WrappedStore[Mediu
 def test_a_client_whose_blocks_miss_the_deadline_says_so(
     store: WrappedStore[Medium], daemon: StageDaemon
 ) -> None:
-    """All bytes were copied, and none failed: only the time was up."""
+    """All bytes were copied, and none failed: only timed out."""
     tier = client_of(store, daemon)
     store.wrapper.hold("k")
     receipt = tier.write_block("k", b"data")
-    with pytest.raises(kvio.TierNotDrainedError, match="the time was up") as caught:
+    with pytest.raises(kvio.TierNotDrainedError, match="timed out") as caught:
         tier.close(timeout=SOON_S)
     store.wrapper.let_go()
 

@@ -103,7 +103,7 @@ def test_ending_may_be_given_a_limit(root: Path, path: str) -> None:
     with pytest.raises(kvio.StorageError):
         tier.close()
 
-    assert (status, "the time was up" in said, "'k'" in said) == (2, True, True)
+    assert (status, "timed out" in said, "'k'" in said) == (2, True, True)
 
 
 def test_a_second_signal_ends_it_at_once(root: Path, path: str) -> None:

@@ -56,40 +56,40 @@ def stage(
 
     Args:
         store: what drains write to; it stays open behind the tier.
-        capacity: bytes of staging memory, never exceeded; ``"8GiB"`` is fine.
+        capacity: bytes of staging memory, never exceeded; a number, or text such as ``"8GiB"``.
         memory: ``"host"``, ``"pinned"``, or a torch device such as ``"cuda:0"``.
-        high_water: fraction of the capacity from which ``drain_from="high_water"`` drains.
-        low_water: fraction down to which it does.
-        when_full: a writer whose bytes do not fit waits its turn (``block``), gets
-            `StorageFullError` (``raise``), or writes straight to the store (``pass_through``).
-        drain_from: drain at once, or only from ``high_water`` on and when somebody waits, so that
-            more overwrites absorb each other.
-        drain_threads: how many writes of the store run at once; default: its I/O threads.
-        drain_nice: how much lower the priority of these threads is (nice, 0 to 19), so that writers
-            and whatever else the program does go first.
-        retries: how often a failed drain is made again before its write has failed for good.
-        checksum: sum the bytes (CRC32C) as they are copied.
-        timeout: seconds for every call and drain that is given none; None waits for ever.
+        high_water: fraction of the capacity at which ``drain_from="high_water"`` begins to drain.
+        low_water: fraction at which it stops.
+        when_full: a writer whose bytes do not fit waits for room in turn (``block``), gets
+            `StorageFullError` (``raise``), or writes directly to the store (``pass_through``).
+        drain_from: ``accept``: drain at once; ``high_water``: only from that fraction on, or when
+            a caller waits, so that more overwrites are absorbed.
+        drain_threads: number of concurrent writes to the store; default: its I/O threads.
+        drain_nice: nice value of these threads (0 to 19), so that writers and the rest of the
+            program run first.
+        retries: how often a failed drain is retried before its write has failed for good.
+        checksum: compute a checksum (CRC32C) while bytes are copied.
+        timeout: seconds for calls and drains without a timeout of their own; None: no limit.
         close_store: closing the tier closes the store.
         huge_pages: ask for huge pages of host memory.
-        numa_node: where host memory lies; None: where *placement* says, else up to the system.
-        placement: a `kvio.placement.Placement`: where drain threads run, near the store's medium
-            or a GPU, and with ``memory="bind"`` or ``"local"`` on which node host memory lies.
-        populate: get all of host memory now, not with the first write to each page.
-        spool: a directory on disk, where open files go that the tier has no room for; without one
-            they fail with `StorageFullError`.
+        numa_node: NUMA node of host memory; None: that of *placement*, else the system's choice.
+        placement: a `kvio.placement.Placement`: processors for drain threads, near the store's
+            device or a GPU, and with ``memory="bind"`` or ``"local"`` the node of host memory.
+        populate: allocate all pages of host memory now, not with the first write to each.
+        spool: a directory on disk for open files that do not fit into the tier; without one they
+            fail with `StorageFullError`.
         daemon: the socket of a ``kvio stage-daemon`` for the same store: its memory is used, and
-            what was accepted is stored even if this process is killed. Of the other options only
-            *when_full*, *timeout* and *close_store* are this client's; the rest are the daemon's.
+            accepted writes are stored even if this process is killed. Of the other options only
+            *when_full*, *timeout* and *close_store* are used; the rest are the daemon's.
 
     Raises:
-        ConfigError: an option cannot be as it is, or the daemon stores elsewhere.
-        AccessDeniedError: the daemon is another user's.
-        UnsupportedError, MissingDependencyError: no such memory on this machine.
-        OutOfMemoryError: there is not so much memory.
-        StorageError: no daemon listens.
+        ConfigError: an option is wrong, or the daemon writes to another store.
+        AccessDeniedError: the daemon belongs to another user.
+        UnsupportedError, MissingDependencyError: this machine has no such memory.
+        OutOfMemoryError: there is not enough memory.
+        StorageError: no daemon listens on the socket.
     """
-    from kvio.wrappers.staging.memory import open_memory  # late: not every user stages
+    from kvio.wrappers.staging.memory import open_memory  # imported late: few programs use it
 
     threads = store.io_threads if drain_threads is None else drain_threads
     on_start = None

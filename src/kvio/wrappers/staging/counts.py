@@ -1,4 +1,4 @@
-"""What a tier counts as it happens."""
+"""The counters that a tier increments."""
 
 from __future__ import annotations
 

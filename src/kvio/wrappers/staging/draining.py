@@ -1,4 +1,4 @@
-"""From staging memory to the store: threads that take what is due and tell how it went."""
+"""Drain threads: they write staged blocks to the store and record the outcomes."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from kvio.wrappers.staging.progress import EVERYTHING, left
 if TYPE_CHECKING:
     from kvio.wrappers.staging.memory import StagingMemory
 
-#: Below this a block costs more than its bytes: such blocks go to the store in groups.
+#: Smaller blocks are written in groups, because each costs more than its bytes.
 SMALL_BYTES: Final = 512 * KiB
 _GROUP_BYTES: Final = 8 * MiB
 _GROUP_BLOCKS: Final = 256
 _NICEST: Final = 19
-#: How often to ask whether calls that were given up still hang, while their bytes are kept.
+#: How often to check whether abandoned calls still hang, while their memory is held back.
 _HELD_S: Final = 0.05
 
 
 class Drains:
-    """Threads that write what is staged to the store, oldest first.
+    """Threads that write staged blocks to the store, oldest first.
 
     Args:
-        eager: drain at once; else from the high mark down to the low one, and when somebody waits.
+        eager: drain at once; else from the high mark down to the low one, and when a caller waits.
         high_water, low_water: the marks, as fractions of the capacity.
         timeout: seconds for one call of the store.
-        nice: how much lower the threads' priority is than that of whoever starts them.
+        nice: added to the nice value of the thread that starts them.
 
     Attributes:
-        paused: nothing new is begun, unless the tier is closing.
+        paused: no drain is begun, unless the tier is closing.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Drains:
         ledger.wanted = self._wanted_locked
 
     def start(self) -> None:
-        """Start the threads, once, as many as the system gives.
+        """Start the threads, once, as many as the system allows.
 
         Raises:
-            TransientStorageError: it gives none.
+            TransientStorageError: it allows none.
         """
         if self._threads:
             return
@@ -106,7 +106,7 @@ class Drains:
         return started
 
     def ask(self, sequence: int) -> None:
-        """See that a write is drained: somebody waits for it."""
+        """Drain a write soon, because a caller waits for it."""
         if self._eager or sequence <= self._asked:
             return
         with self.ledger.lock:
@@ -114,21 +114,22 @@ class Drains:
             self.ledger.work.notify_all()
 
     def pause(self) -> None:
-        """Begin nothing new."""
+        """Begin no more drains."""
         with self.ledger.lock:
             self.paused = True
 
     def resume(self) -> None:
-        """Go on."""
+        """Begin drains again."""
         with self.ledger.lock:
             self.paused = False
             self.ledger.work.notify_all()
 
     def drain_all(self, deadline: float | None) -> None:
-        """Refuse new writes and drain, paused or not.
+        """Refuse new writes and drain all blocks, also if paused.
 
         Raises:
-            TierNotDrainedError: something failed or was late; writes are taken again.
+            TierNotDrainedError: some failed or were not stored before the deadline; the tier
+                accepts writes again.
         """
         ledger, progress = self.ledger, self.ledger.progress
         with ledger.lock:
@@ -146,16 +147,16 @@ class Drains:
             if keys or ledger.filling:
                 ledger.closing = False
                 ledger.unreported = []
-                why = "the time was up" if progress.unsettled else "failed"
+                why = "timed out" if progress.unsettled else "failed"
                 raise failures.not_drained(keys, why)
 
     def finish(self, deadline: float) -> None:
-        """Store, at the end of the program, everything that was accepted."""
-        with suppress(TierNotDrainedError):  # `unfinished` tells
+        """Store all accepted blocks at the end of the program."""
+        with suppress(TierNotDrainedError):  # `unfinished` reports it
             self.drain_all(deadline)
 
     def unfinished(self) -> str | None:
-        """Describe the staged blocks that the store does not have."""
+        """Describe the staged blocks that the store lacks."""
         with self.ledger.lock:
             keys = {entry.key for entry in self.ledger.lanes.entries()}
         return f"{len(keys)} staged writes of {self._store.url.place}" if keys else None
@@ -184,11 +185,11 @@ class Drains:
                 self._deliver()
 
     def _deliver(self) -> None:
-        """Do what follows; a drain goes on where memory cannot be given back."""
+        """Resolve futures and release memory; draining goes on if memory cannot be released."""
         try:
             self.ledger.deliver()
         except KvioError as exc:
-            warnings.warn(f"staging memory was not given back: {exc}", RuntimeWarning, stacklevel=1)
+            warnings.warn(f"staging memory was not released: {exc}", RuntimeWarning, stacklevel=1)
 
     def _look_at_held(self) -> None:
         room = self.ledger.room
@@ -199,7 +200,7 @@ class Drains:
             self._deliver()
 
     def _next_batch(self) -> list[Entry] | None:
-        """Wait for something to drain; None: no more will come; empty: look around first."""
+        """Wait for blocks to drain; None: end the thread; empty: check held memory first."""
         ledger = self.ledger
         with ledger.lock:
             while not self._ended:
@@ -227,7 +228,7 @@ class Drains:
         return not ledger.progress.passed(max(self._asked, ledger.progress.goal))
 
     def _take_batch(self) -> list[Entry]:
-        """Take the oldest entry, and with a small one other small ones that are asked for alike."""
+        """Take the oldest entry, and if it is small, other small ones with the same options."""
         lanes = self.ledger.lanes
         batch = [lanes.start()]
         first, nbytes = batch[0], batch[0].nbytes
@@ -245,7 +246,7 @@ class Drains:
         outcomes: Sequence[Receipt | BaseException]
         try:
             outcomes = self._write(batch)
-        except Exception as exc:  # noqa: BLE001  # it belongs to whoever waits for the receipts
+        except Exception as exc:  # noqa: BLE001  # recorded in the receipts
             outcomes = [exc] * len(batch)
         self.ledger.drained(batch, outcomes)
 
@@ -274,14 +275,15 @@ class Drains:
         return [_outcome(result) for result in results]
 
     def hanging(self) -> bool:
-        """Tell whether calls that were given up may still look at what they were given."""
+        """Return whether abandoned calls may still use their memory."""
         return self._store.stats().quarantined_threads > 0
 
 
 def _be_nice(nice: int) -> None:
-    """Lower this thread's priority: else a writer on a busy machine waits for whole turns of it.
+    """Lower this thread's priority, so that writers on a busy machine do not wait for it.
 
-    p99 of accepting 1 MiB while drains run, in memcpy's own: 7.1 -> 1.4, eight writers, two cores.
+    p99 of accepting 1 MiB while drains run, as a multiple of memcpy's: 7.1 before, 1.4 after
+    (eight writers, two cores).
     """
     thread = threading.get_native_id()  # setpriority(2): on Linux a thread has its own
     with suppress(OSError):
@@ -290,7 +292,7 @@ def _be_nice(nice: int) -> None:
 
 
 def cut(parts: Parts, sizes: Sequence[int]) -> Iterator[list[memoryview]]:
-    """Cut what follows each other in *parts* into pieces of given lengths; all there is."""
+    """Split consecutive bytes in *parts* into pieces of the given lengths, which add up."""
     rest = iter(parts)
     part = memoryview(b"")
     for size in sizes:

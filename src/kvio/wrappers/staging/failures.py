@@ -1,4 +1,4 @@
-"""Failed drains: which are worth another try, when, and how several are told as one error."""
+"""Failed drains: which are retried and when, and one error for several of them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _LONGEST_DELAY_S: Final = 2.0
 _NAMED: Final = 20
 
 
-def worth_a_retry(error: BaseException) -> bool:
-    """Tell whether the same write, on a fresh inode or request, may succeed later."""
+def is_retryable(error: BaseException) -> bool:
+    """Return whether the same write, with a new inode or request, may succeed later."""
     return isinstance(error, StorageError)
 
 
 def delay_s(attempts: int) -> float:
-    """Give the pause after so many failed attempts, in seconds: 10 ms, doubled each time."""
+    """Return the delay after so many failed attempts, in seconds: 10 ms, doubled each time."""
     return float(min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** (attempts - 1)))
 
 
 def name_keys(keys: Sequence[str]) -> str:
-    """Write keys for a message; of very many the first and their number."""
+    """Return keys for a message; of many only the first, and the number."""
     shown = ", ".join(map(repr, keys[:_NAMED]))
     return shown if len(keys) <= _NAMED else f"{shown}, … ({len(keys)} in all)"
 
 
 def combine(failed: Sequence[StagedReceipt]) -> BaseException:
-    """Make one error of many: of the first one's kind, its message naming every key."""
+    """Return one error for several: of the type of the first, with every key in its message."""
     first = failed[0].error
     keys = [receipt.key for receipt in failed]
     message = f"{len(keys)} staged block(s) failed: {', '.join(map(repr, keys))}; first: {first}"
@@ -44,6 +44,6 @@ def combine(failed: Sequence[StagedReceipt]) -> BaseException:
 
 
 def not_drained(keys: Sequence[str], why: str) -> TierNotDrainedError:
-    """Say which blocks a tier holds that its store does not have."""
+    """Return the error for staged blocks that the store lacks."""
     text = f"{len(keys)} staged block(s) are not stored ({why}): {', '.join(map(repr, keys))}"
     return TierNotDrainedError(text, keys=tuple(keys))

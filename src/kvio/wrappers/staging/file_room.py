@@ -175,5 +175,5 @@ class FileRoom:
             try:
                 call()
             except KvioError as exc:
-                text = f"staging memory was not given back: {exc}"
+                text = f"staging memory was not released: {exc}"
                 warnings.warn(text, RuntimeWarning, stacklevel=1)

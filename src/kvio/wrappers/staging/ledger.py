@@ -1,7 +1,7 @@
-"""What a tier has staged and promised: every change of it, under one lock and without I/O.
+"""The state of a tier: staged blocks and receipts, changed under one lock and without I/O.
 
-Methods called ``…_locked`` want the lock; the others take it. Nothing slow happens with it: bytes
-are copied and stores are asked outside, and `Ledger.deliver` does outside what follows.
+Methods called ``…_locked`` need the lock; the others take it. Nothing slow happens under it: bytes
+are copied and the store is called outside, and `Ledger.deliver` resolves futures outside.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Ledger:
 
     Attributes:
         gate, lock: the lock, shared with the receipts.
-        work: drains wait here for something to do.
-        lanes, room, progress, counts: what is staged where, and how far it is.
+        work: drain threads wait here for blocks.
+        lanes, room, progress, counts: staged blocks by key, memory, progress and counters.
         failed: entries that failed for good, by the number of their write.
-        unreported: receipts of failures that no barrier has told yet.
-        filling: writes whose bytes are being copied.
-        claiming: calls that wait until no drain works on a key.
-        closing: no more writes are taken.
-        wanted: tells, with the lock, whether drains would begin something now.
+        unreported: receipts of failures that no barrier has reported.
+        filling: number of writes whose bytes are being copied.
+        claiming: number of calls that wait until no drain works on a key.
+        closing: no more writes are accepted.
+        wanted: returns, with the lock, whether drains would begin now.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Ledger:
         self.wait_delivered = self._outbox.wait_delivered
 
     def check_open_locked(self) -> None:
-        """Refuse to go on after close() or a fork."""
+        """Raise an error after close() or a fork."""
         self.gate.check_fork()
         if self.closing:
             raise StoreClosedError("the staging tier is closed")
@@ -73,14 +73,14 @@ class Ledger:
     # Reading
 
     def pin_locked(self, key: str) -> Entry | None:
-        """Keep the newest bytes of a key where they are while somebody copies them."""
+        """Pin the newest bytes of a key while a reader copies them."""
         entry = self.lanes.newest(key)
         if entry is not None:
             entry.pins += 1
         return entry
 
     def unpin(self, entries: Sequence[Entry]) -> None:
-        """Let go of pinned bytes."""
+        """Unpin bytes."""
         with self.lock:
             for entry in entries:
                 entry.pins -= 1
@@ -91,7 +91,7 @@ class Ledger:
     # Accepting
 
     def answer_locked(self, key: str, nbytes: int, if_exists: IfExists) -> OpenReceipt | None:
-        """Let what is staged answer a write; None: it must be staged itself.
+        """Return the receipt of a write for which a staged block is kept; None: stage it.
 
         Raises:
             BlockExistsError: the key is staged and *if_exists* is ``"error"``.
@@ -220,7 +220,7 @@ class Ledger:
         elif newer is not None and entry.if_exists != "error":
             self._follow_locked(entry, newer)
             self._drop_locked(lane, entry)
-        elif failures.worth_a_retry(error) and entry.attempts <= self._retries:
+        elif failures.is_retryable(error) and entry.attempts <= self._retries:
             self.counts.retries += 1
             entry.state = State.WAITING
             entry.due = time.monotonic() + failures.delay_s(entry.attempts)
@@ -255,7 +255,7 @@ class Ledger:
     def _end_locked(
         self, entry: Entry, receipt: Receipt | None, error: BaseException | None
     ) -> None:
-        """End all receipts of an entry that is stored or given up."""
+        """End all receipts of an entry that is stored or dropped."""
         for one in entry.receipts:
             self._outbox.endings += one.settle(receipt, error)
             self.progress.end(one.sequence)
@@ -263,7 +263,7 @@ class Ledger:
             self.progress.end(sequence)
 
     def _drop_locked(self, lane: Lane, entry: Entry) -> None:
-        """Free an entry's bytes, now or when the last reader has let go of them."""
+        """Free an entry's bytes, now or when the last reader has unpinned them."""
         lane.entries.remove(entry)
         entry.state = State.GONE
         if not entry.pins:
@@ -276,7 +276,7 @@ class Ledger:
     # Deciding about failures
 
     def retry_failed(self, only: Collection[StagedReceipt] | None = None) -> list[StagedReceipt]:
-        """Drive failed entries again, all or those of some receipts; they are open again."""
+        """Retry failed entries, all or those of some receipts, and return their receipts."""
         with self.lock:
             entries = list(self.failed.values())
             if only is not None:
@@ -293,7 +293,7 @@ class Ledger:
             return [entry.receipt for entry in entries]
 
     def discard(self, receipt: StagedReceipt) -> bool:
-        """Give up a failed entry and its bytes; False if it is not one."""
+        """Drop a failed entry and its bytes; False if there is no such entry."""
         with self.lock:
             found = [e for e in self.failed.values() if receipt in e.receipts]
             for entry in found:
@@ -318,13 +318,13 @@ class Ledger:
     # Writing and deleting a key past the drains
 
     def claim(self, key: str, deadline: float | None, *, after_races: bool) -> tuple[Lane, int]:
-        """Wait until no drain works on a key, and keep them off it.
+        """Wait until no drain works on a key, and block new ones.
 
-        *after_races*: entries that no newer write may absorb are drained first. Also gives the
-        number of the last write so far: what is staged later is newer than what the caller does.
+        *after_races*: entries that no newer write may absorb are drained first. The number of the
+        last write so far is returned too: later writes are newer than the caller's operation.
 
         Raises:
-            StorageTimeoutError: a drain was still under way at *deadline*.
+            StorageTimeoutError: a drain was still running at *deadline*.
         """
         with self.lock:
             lane = self.lanes.make(key)
@@ -340,19 +340,19 @@ class Ledger:
             self.claiming -= 1
             if not free:
                 self._schedule_locked(lane)
-                text = f"a drain of block {key!r} did not end in time"
+                text = f"a drain of block {key!r} did not end before the deadline"
                 raise StorageTimeoutError(text, key=key)
             lane.busy = True
             return lane, self.progress.sequence
 
     def unclaim(self, lane: Lane) -> None:
-        """Let drains at a key again."""
+        """Allow drains of a key again."""
         with self.lock:
             self._schedule_locked(self._free_locked(lane.key))
         self.deliver()
 
     def wrote_through(self, lane: Lane, receipt: Receipt, before: int) -> OpenReceipt:
-        """Note a write that went straight to the store; what was staged before it is absorbed."""
+        """Record a direct write to the store, which absorbs older staged entries."""
         with self.lock:
             one = self._open_locked(receipt.key, receipt.nbytes, receipt.checksum)
             through = Entry(one, (), if_exists="replace")
@@ -363,7 +363,7 @@ class Ledger:
             return one
 
     def deleted(self, lane: Lane, before: int) -> bool:
-        """Note that the store deleted a key: what was staged before goes too. Was there any?"""
+        """Record a deletion, drop older staged entries, and return whether there were any."""
         with self.lock:
             gone = lane.up_to(before)
             for entry in gone:
@@ -382,7 +382,7 @@ class Ledger:
     # The size of the tier
 
     def shrink(self, nbytes: int) -> int:
-        """Take bytes out of use, now as far as they are free; how many left it at once."""
+        """Reduce the capacity, for memory in use later; return the bytes removed at once."""
         with self.lock:
             self.room.debt_bytes += min(nbytes, self.room.capacity_bytes)
             owed = self.room.debt_bytes
@@ -392,7 +392,7 @@ class Ledger:
         return paid
 
     def grow(self, nbytes: int) -> int:
-        """Put bytes back to use that had left it; how many."""
+        """Increase the capacity again, and return by how many bytes."""
         with self.lock:
             self._outbox.wait_released()
             return self.room.grow(nbytes)

@@ -1,4 +1,4 @@
-"""What a staging tier can be told."""
+"""The options of a staging tier."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ DrainFrom: TypeAlias = Literal["accept", "high_water"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierOptions:
-    """The options of `stage`, checked; *on_start* is what drain threads call first.
+    """The checked options of `stage`; each drain thread calls *on_start* first.
 
     Raises:
-        ConfigError: one cannot be as it is.
+        ConfigError: an option is wrong.
     """
 
     drain_threads: int
@@ -49,7 +49,7 @@ class TierOptions:
         if self.timeout is not None and not self.timeout > 0:
             raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
         if self.spool is not None and not os.path.isdir(self.spool):
-            raise ConfigError(f"spool={self.spool!r} is no directory")
+            raise ConfigError(f"spool={self.spool!r} is not a directory")
 
 
 def _check_word(name: str, given: str, words: tuple[str, ...]) -> None:

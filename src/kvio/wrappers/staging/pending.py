@@ -1,4 +1,4 @@
-"""What is staged, key by key: entries in order, and which of them may be drained now."""
+"""The staged entries of each key, in order, and the queue of those to drain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvio.wrappers.staging.receipts import OpenReceipt
 
 
 class State(Enum):
-    """Where an entry is on its way to the store."""
+    """The state of an entry."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -24,17 +24,17 @@ class State(Enum):
 
 
 class Entry:
-    """The bytes of one block in staging memory, and who waits for them to be stored.
+    """The bytes of one block in staging memory, and the receipts that end with it.
 
     Attributes:
-        if_exists: what the store will be asked; what stood before in the tier is accounted for.
-        kept: receipts of writes that this entry answered.
-        absorbed: receipts of writes that this entry took the place of.
-        covers: numbers of failed writes that are made good when this entry is stored.
-        attempts: drains that failed.
-        due: when the next may begin (`time.monotonic`).
-        pins: readers that are copying the bytes.
-        timed_out: a drain was given up: whoever hangs in it may still look at the bytes.
+        if_exists: passed to the store; older entries of the tier are taken into account.
+        kept: receipts of writes for which this entry was kept.
+        absorbed: receipts of writes that this entry replaced.
+        covers: numbers of failed writes that count as settled when this entry is stored.
+        attempts: number of failed drains.
+        due: when the next drain may begin (`time.monotonic`).
+        pins: number of readers that are copying the bytes.
+        timed_out: a drain timed out, and its thread may still use the bytes.
         written_ns: when it was accepted, in nanoseconds since 1970.
     """
 
@@ -65,7 +65,7 @@ class Entry:
         return [self.receipt, *self.kept, *self.absorbed]
 
     def absorb(self, old: Entry) -> None:
-        """Let all receipts of an older entry end as this one's; a long list is not copied."""
+        """Take over all receipts of an older entry, without copying a long list."""
         for receipt in (old.receipt, *old.kept):
             receipt.note_absorbed()
         receipts = old.absorbed
@@ -75,17 +75,17 @@ class Entry:
 
     @property
     def absorbable(self) -> bool:
-        """A newer write may take this one's place: it has not begun and promised nobody a race."""
+        """True if a newer write may replace it: no drain has begun, and it is not exclusive."""
         return self.state is State.WAITING and self.if_exists != "error"
 
 
 class Lane:
-    """The entries of one key, oldest first; never two in the store's hands at a time.
+    """The entries of one key, oldest first, of which one at a time is drained.
 
     Attributes:
         busy: the store is writing or deleting the key for this tier.
-        claims: calls that wait to do so themselves; drains stand back for them.
-        queued: it stands in the queue of lanes to drain.
+        claims: calls that wait to write or delete it themselves, before more drains begin.
+        queued: it is in the queue of keys to drain.
     """
 
     __slots__ = ("busy", "claims", "entries", "key", "queued")
@@ -99,20 +99,20 @@ class Lane:
 
     @property
     def newest(self) -> Entry | None:
-        """What a read of the key sees."""
+        """The entry that reads see, or None."""
         return self.entries[-1] if self.entries else None
 
     @property
     def races(self) -> bool:
-        """An entry waits that no newer write may take the place of."""
+        """True if an entry waits that no newer write may replace."""
         return any(e.state is State.WAITING and e.if_exists == "error" for e in self.entries)
 
     def up_to(self, sequence: int | None) -> list[Entry]:
-        """Give the entries whose own write is no newer than a number; None: all."""
+        """Return the entries whose write has at most this number; None: all."""
         return [e for e in self.entries if sequence is None or e.receipt.sequence <= sequence]
 
     def startable(self) -> Entry | None:
-        """Give the entry that may be drained now."""
+        """Return the entry that may be drained now, or None."""
         if self.busy:
             return None
         for entry in self.entries:
@@ -122,10 +122,10 @@ class Lane:
 
 
 class Lanes:
-    """All keys with something staged, and the queue of those that can be drained.
+    """All keys with staged entries, and the queue of those that can be drained.
 
     Attributes:
-        running: entries in the store's hands.
+        running: number of entries being drained.
     """
 
     def __init__(self) -> None:
@@ -136,32 +136,32 @@ class Lanes:
         self.running = 0
 
     def find(self, key: str) -> Lane | None:
-        """Give the lane of a key, if it has one."""
+        """Return the entries of a key, if it has any."""
         return self._lanes.get(key)
 
     def newest(self, key: str) -> Entry | None:
-        """Give what a read of the key sees; None: ask the store."""
+        """Return the entry that reads of a key see; None: ask the store."""
         lane = self._lanes.get(key)
         return None if lane is None else lane.newest
 
     def make(self, key: str) -> Lane:
-        """Give the lane of a key, a new one if need be."""
+        """Return the entries of a key, made if there are none."""
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(key)
         return lane
 
     def keys(self, prefix: str) -> list[str]:
-        """Name the keys that reads see staged."""
+        """Return the keys with staged entries."""
         return [k for k, lane in self._lanes.items() if lane.entries and k.startswith(prefix)]
 
     def entries(self) -> Iterator[Entry]:
-        """Yield everything staged."""
+        """Yield all staged entries."""
         for lane in self._lanes.values():
             yield from lane.entries
 
     def schedule(self, lane: Lane) -> bool:
-        """Queue a lane if it can be drained; forget it if it is empty. True if newly queued."""
+        """Queue a key if it can be drained, or remove it if it is empty; True if newly queued."""
         if not (lane.entries or lane.busy or lane.claims):
             if self._lanes.get(lane.key) is lane:  # not a newer one of its key
                 del self._lanes[lane.key]
@@ -177,7 +177,7 @@ class Lanes:
         return True
 
     def next_due_s(self) -> float | None:
-        """Queue the lanes whose pause is over; seconds until the next one's is."""
+        """Queue the keys whose delay is over; return the seconds until the next one."""
         now = time.monotonic()
         while self._later and self._later[0][0] <= now:
             _, _, lane = heapq.heappop(self._later)
@@ -188,7 +188,7 @@ class Lanes:
         return self._later[0][0] - now if self._later else None
 
     def peek(self) -> Entry | None:
-        """Give the entry to drain next, skipping lanes that cannot be drained any more."""
+        """Return the entry to drain next, and skip keys that cannot be drained any more."""
         while self._ready:
             lane = self._ready[0]
             entry = lane.startable()
@@ -200,7 +200,7 @@ class Lanes:
         return None
 
     def start(self) -> Entry:
-        """Take what `peek` gave off the queue and mark it as under way."""
+        """Remove the entry of `peek` from the queue and mark it as running."""
         lane = self._ready.popleft()
         lane.queued = False
         entry = lane.startable()

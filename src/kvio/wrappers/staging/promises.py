@@ -1,4 +1,4 @@
-"""Promises that go beyond one write: what the store has is what was accepted; old after new."""
+"""Operations on several writes: barriers, verification, and deletion after a durable write."""
 
 from __future__ import annotations
 
@@ -34,27 +34,28 @@ def barrier(ledger: Ledger, level: Level | str | None, *, timeout: float | None)
     if failed:
         raise failures.combine(failed)
     if not reached:
-        raise StorageTimeoutError(f"{progress.unsettled} staged block(s) not stored in time")
+        text = f"{progress.unsettled} staged block(s) were not stored before the deadline"
+        raise StorageTimeoutError(text)
 
 
 def verify(reads: StagedReads, receipt: StagedReceipt, *, timeout: float | None) -> None:
-    """Compare what the store gives back with what was accepted; see `StagingTier.verify`."""
+    """Compare the stored bytes with the accepted ones; see `StagingTier.verify`."""
     stored = receipt.wait(timeout=timeout)
     expected = stored.checksum if receipt.checksum is None else receipt.checksum
     if receipt.absorbed or expected is None:
-        why = "a newer write took its place" if receipt.absorbed else "it has no checksum"
-        raise UnsupportedError(f"nothing to verify block {receipt.key!r} by: {why}")
+        why = "a newer write absorbed it" if receipt.absorbed else "it has no checksum"
+        raise UnsupportedError(f"block {receipt.key!r} cannot be verified: {why}")
     found = reads.stored_checksum(receipt.key, receipt.nbytes, timeout=timeout)
     if found != expected:
         reads.note_damage(receipt.key)
-        text = f"the store has other bytes for block {receipt.key!r} than were accepted"
+        text = f"the stored bytes of block {receipt.key!r} are not those accepted"
         raise CorruptBlockError(text, key=receipt.key)
 
 
 def delete_when_durable(
     writes: StagedWrites, old: str, new: StagedReceipt, *, timeout: float | None
 ) -> Future[bool]:
-    """Chain a deletion on a durable receipt; see `StagingTier.replace_when_durable`."""
+    """Delete a block when another is durable; see `StagingTier.replace_when_durable`."""
     if old == new.key:
         raise ConfigError(f"block {old!r} cannot be its own predecessor")
     deleted: Future[bool] = Future()
@@ -78,7 +79,7 @@ def _delete(
         return
     try:
         gone = writes.delete(old, timeout=timeout)
-    except Exception as exc:  # noqa: BLE001  # it belongs to whoever waits for the future
+    except Exception as exc:  # noqa: BLE001  # raised to the caller that waits for the future
         deleted.set_exception(exc)
     else:
         deleted.set_result(gone)

@@ -1,4 +1,4 @@
-"""Receipts of staged writes: what was promised, whether it was kept, and ways to wait for it."""
+"""Receipts of staged writes: the level that was reached, errors, and ways to wait."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from kvio.errors import ConfigError, StorageTimeoutError, UnsupportedError
 from kvio.threads import Future
 from kvio.types import IOMode, Level, Receipt
 
-#: A future and how it ends, to be resolved when no lock is held.
+#: A future with its result or exception, to be resolved without locks.
 Ending: TypeAlias = tuple["Future[Receipt]", "Receipt | None", "BaseException | None"]
 
-_FORKED = "a staging tier does not cross a fork: its memory and threads are the parent's"
+_FORKED = "a staging tier cannot be used in a forked child: its memory and threads are the parent's"
 
 
 class Gate:
-    """What a tier and its receipts share.
+    """The state that a tier and its receipts share.
 
     Attributes:
-        lock: guards everything that is staged and promised.
-        best: the level that the store gives.
-        ask: called without the lock when somebody waits for a write with this sequence number.
-        forked: this is a child of the process that staged.
+        lock: guards the state of the tier and its receipts.
+        best: the level that the store reaches.
+        ask: called without the lock when a caller waits for a write with this sequence number.
+        forked: this is a forked child of the tier's process.
     """
 
     def __init__(self, best: Level) -> None:
         self.lock = threading.RLock()
         self.best = best
-        self.ask: Callable[[int], None] = _nobody
+        self.ask: Callable[[int], None] = _ignore
         self.forked = False
 
     def check_fork(self) -> None:
-        """Refuse to go on in a child process with `UnsupportedError`."""
+        """Raise `UnsupportedError` in a forked child."""
         if self.forked:
             raise UnsupportedError(_FORKED)
 
     def check_level(self, level: Level | str | None) -> Level:
-        """Give the level that is meant; None means the best.
+        """Return a level by its name; None means the best.
 
         Raises:
             ConfigError: there is no such level.
-            UnsupportedError: the store gives less.
+            UnsupportedError: the store does not reach it.
         """
         try:
             wanted = self.best if level is None else Level(level)
@@ -52,14 +52,14 @@ class Gate:
             raise ConfigError(f"level must be one of {[*map(str, Level)]}, not {level!r}") from None
         if wanted > self.best:
             raise UnsupportedError(
-                f"level {wanted.value!r} was asked for, but the store gives {self.best.value!r}: "
-                "open it with durability='durable' where its medium can"
+                f"level {wanted.value!r} was asked for, but the store reaches {self.best.value!r}: "
+                "open it with durability='durable' if its storage can"
             )
         return wanted
 
 
 class StagedReceipt:
-    """What a staged write promises, and what became of it; dropping it cancels nothing.
+    """The receipt of a staged write; dropping it cancels nothing.
 
     Attributes:
         key: the block's name.
@@ -94,41 +94,41 @@ class StagedReceipt:
 
     @property
     def level(self) -> Level:
-        """How safe the write is now."""
+        """The level that the write has reached."""
         receipt = self._receipt
         return Level.ACCEPTED if receipt is None else receipt.level
 
     @property
     def error(self) -> BaseException | None:
-        """Why the write failed for good; None if it did not.
+        """The error of a write that failed for good, else None.
 
-        A write that is driven again keeps its last error until it is stored.
+        A write that is retried after that keeps its last error until it is stored.
         """
         return self._error
 
     @property
     def receipt(self) -> Receipt | None:
-        """The store's receipt, once it is there: of the write that absorbed this one, if any."""
+        """The store's receipt, or that of the write that absorbed this one; None until then."""
         return self._receipt
 
     @property
     def done(self) -> bool:
-        """The write is stored, or has failed for good and is not driven again."""
+        """True if the write is stored, or has failed for good and is not being retried."""
         return self._ended
 
     @property
     def absorbed(self) -> bool:
-        """A later write or deletion of the key took this one's place before it was stored."""
+        """True if a later write or deletion of the key replaced this one before it was stored."""
         return self._absorbed
 
     def wait(self, level: Level | str | None = None, timeout: float | None = None) -> Receipt:
-        """Wait until the write has reached a level, by default the best the store gives.
+        """Wait until the write has reached a level, by default the best of the store.
 
         Raises:
-            UnsupportedError: the store gives less, at once.
+            UnsupportedError: the store does not reach it; raised at once.
             BlockNotFoundError: the block was deleted before it was stored.
-            StorageTimeoutError: the level was not reached in time; the write goes on.
-            Exception: why the write failed.
+            StorageTimeoutError: it was not reached before the deadline; the write goes on.
+            Exception: the error of a write that failed.
         """
         wanted = self._gate.check_level(level)
         if wanted is Level.ACCEPTED and self._receipt is None:
@@ -139,25 +139,25 @@ class StagedReceipt:
             raise StorageTimeoutError(text, key=self.key)
         receipt = future.result()
         if receipt.level < wanted:
-            text = f"the store gave {receipt.level.value!r} for block {self.key!r}"
+            text = f"the store reached {receipt.level.value!r} for block {self.key!r}"
             raise UnsupportedError(f"{text}, not {wanted.value!r}")
         return receipt
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        import asyncio  # late: half the time `import kvio` would take
+        import asyncio  # imported late: it would double the time of `import kvio`
 
         return asyncio.wrap_future(self.as_future()).__await__()
 
     def add_done_callback(self, call: Callable[[StagedReceipt], object]) -> None:
-        """Call with this receipt once it is done, at once if it is.
+        """Call a function with this receipt when it is done, at once if it is already.
 
-        On a thread that drains: a call that waits for the tier may wait for ever. Somebody may
-        have driven a failed write again by then: it is not done any more, and has its error still.
+        It runs on a drain thread, so it must not wait for the tier. By then another thread may be
+        retrying a failed write: the receipt is not done any more, and still has its error.
         """
         self.as_future().add_done_callback(lambda _: call(self))
 
     def as_future(self) -> Future[Receipt]:
-        """Give a future of the store's receipt; it cannot be cancelled."""
+        """Return a future of the store's receipt; it cannot be cancelled."""
         ended, receipt, error = self._ended, self._receipt, self._error
         if not ended or (receipt is None and error is None):
             self._gate.check_fork()
@@ -172,8 +172,8 @@ class StagedReceipt:
         return future
 
     def as_torch_future(self) -> Any:
-        """Give a ``torch.futures.Future`` of the store's receipt."""
-        import torch  # whoever asks has it
+        """Return a ``torch.futures.Future`` of the store's receipt."""
+        import torch
 
         promised = torch.futures.Future()
         self.as_future().add_done_callback(lambda future: _hand_over(future, promised))
@@ -187,36 +187,36 @@ class StagedReceipt:
 
 
 class OpenReceipt(StagedReceipt):
-    """A receipt as its tier sees it; every method wants the tier's lock."""
+    """The tier's side of a receipt; every method needs the tier's lock."""
 
     __slots__ = ()
 
     @property
     def retried(self) -> int:
-        """How often the write was driven again after it had failed for good."""
+        """The number of retries after the write had failed for good."""
         return self._retried
 
     def settle(self, receipt: Receipt | None, error: BaseException | None) -> list[Ending]:
-        """Note how the write ended; what is returned is to be resolved without the lock."""
+        """Record the outcome of the write; the caller resolves the result without the lock."""
         self._receipt, self._error, self._ended = receipt, error, True
         future, self._future = self._future, None
         return [] if future is None else [(future, receipt, error)]
 
     def reopen(self) -> None:
-        """Note that the write is driven again; its error stays until it is stored.
+        """Record that the write is being retried; its error stays until it is stored.
 
-        Without one it would look stored to whoever asks for the error alone, as callbacks do.
+        Without an error it would look stored to callbacks, which check only for the error.
         """
         self._ended = False
         self._retried += 1
 
     def note_absorbed(self) -> None:
-        """Note that a later write or deletion took this one's place."""
+        """Record that a later write or deletion replaced this one."""
         self._absorbed = True
 
 
 def resolve(endings: list[Ending]) -> None:
-    """Hand outcomes to the futures that wait for them, and run their callbacks."""
+    """Resolve futures, and run their callbacks."""
     for future, receipt, error in endings:
         if error is not None:
             future.set_exception(error)
@@ -225,10 +225,10 @@ def resolve(endings: list[Ending]) -> None:
 
 
 class Resolving:
-    """Who resolves futures right now: whoever ends things waits for the others.
+    """The threads that are resolving futures; closing waits for the others.
 
     Args:
-        lock: guards what the futures stand for.
+        lock: guards the outcomes of the futures.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -237,11 +237,11 @@ class Resolving:
         self._threads: list[threading.Thread] = []
 
     def begin_locked(self) -> None:
-        """Note, with the lock, that this thread has taken endings and will `resolve` them."""
+        """Record, with the lock, that this thread will `resolve` futures."""
         self._threads.append(threading.current_thread())
 
     def resolve(self, endings: list[Ending]) -> None:
-        """Resolve what was taken, without the lock."""
+        """Resolve futures, without the lock."""
         try:
             resolve(endings)
         finally:
@@ -250,7 +250,7 @@ class Resolving:
                 self._ended.notify_all()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until no other thread does; False if it was not in time."""
+        """Wait until no other thread resolves futures; False on a timeout."""
         me = threading.current_thread()
         with self._lock:
             return threads.wait_for(
@@ -259,7 +259,7 @@ class Resolving:
 
 
 def _running() -> Future[Receipt]:
-    """Give a future that can no longer be cancelled."""
+    """Return a future that cannot be cancelled."""
     future: Future[Receipt] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -273,5 +273,5 @@ def _hand_over(future: futures.Future[Receipt], promised: Any) -> None:
         promised.set_result(future.result())
 
 
-def _nobody(sequence: int) -> None:
-    """Wait for no tier."""
+def _ignore(sequence: int) -> None:
+    """Do nothing: there is no tier yet."""

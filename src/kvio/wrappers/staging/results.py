@@ -1,4 +1,4 @@
-"""What became of one block of a batch that was staged."""
+"""The outcome for one block of a staged batch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kvio.wrappers.staging.receipts import StagedReceipt
 
 
 class StagedResult(NamedTuple):
-    """What became of one block of a batch that was staged.
+    """The outcome for one block of a staged batch.
 
     Attributes:
         key: the block's name.
-        status: ``ok`` where it was accepted.
-        nbytes: its length then.
-        error: the error a single call would have raised, or None.
-        receipt: of a block that was accepted, else None.
+        status: ``ok`` if it was accepted.
+        nbytes: its length if it was accepted.
+        error: the error that a call for this block alone would have raised, or None.
+        receipt: the receipt if it was accepted, else None.
     """
 
     key: str

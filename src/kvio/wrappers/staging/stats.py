@@ -1,4 +1,4 @@
-"""What a tier has done and holds now."""
+"""The counters of a tier."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvio.wrappers.staging.ledger import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
-    """Counts since a tier was made, and what it holds now.
+    """Counts since a tier was made, and its present content.
 
     Attributes:
         memory: the kind of staging memory.
@@ -17,15 +17,15 @@ class TierStats:
         high_water_bytes, low_water_bytes: the marks, in bytes of the present capacity.
         staged_blocks: blocks in staging memory, failed ones included.
         running_blocks: those the store is writing now.
-        failed_blocks, failed_bytes: those that failed for good and still are staged.
-        open_bytes: room that open files and readers hold, in whole pages.
+        failed_blocks, failed_bytes: those that failed for good and are still staged.
+        open_bytes: memory of open files and readers, in whole pages.
         waiting_writers: writers that wait for room.
-        accepted, accepted_bytes: writes taken, those that passed through or were kept included.
-        kept: writes with ``if_exists="keep"`` that a staged block answered.
-        absorbed: staged blocks that a newer write or a deletion took the place of.
-        drained, drained_bytes: blocks that went from staging memory to the store.
-        passed_through: writes that went straight to the store.
-        retries: drains that failed and were made again.
+        accepted, accepted_bytes: accepted writes, with those that passed through or were kept.
+        kept: writes with ``if_exists="keep"`` for which a staged block was kept.
+        absorbed: staged blocks that a newer write or a deletion replaced before they were stored.
+        drained, drained_bytes: blocks written from staging memory to the store.
+        passed_through: writes directly to the store.
+        retries: failed drains that were retried.
         failures: writes that failed for good.
         sequence, durable_sequence: see `StagingTier.durable_sequence`.
         paused: draining is paused.
@@ -59,7 +59,7 @@ class TierStats:
 def take_stock(
     ledger: Ledger, *, memory: str, marks: tuple[float, float], paused: bool
 ) -> TierStats:
-    """Give all counts of a tier; the caller has its lock."""
+    """Return all counts of a tier; the caller has its lock."""
     capacity, counts = ledger.room.capacity_bytes, ledger.counts
     return TierStats(
         memory=memory,

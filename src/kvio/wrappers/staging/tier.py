@@ -1,4 +1,4 @@
-"""The staging tier: writes return when their bytes are copied, and reach the store behind."""
+"""The staging tier: writes return when their bytes are copied, and are drained to a store."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 
 class StagingTier:
-    """Write-back in front of a store: memory now, the store behind, and a receipt for each write.
+    """A write-back cache in front of a store, with a receipt for each write; made by `stage`.
 
-    Thread-safe. A context manager that drains when left. Made by `stage`. Verbs are those of
-    `Store`; reads see what is staged. ``timeout`` in seconds bounds any call; by default the
-    tier's, else none.
+    Thread-safe, and a context manager that drains at its end. Methods are those of `Store`; reads
+    see staged blocks. ``timeout`` limits any call, in seconds; default: that of the tier.
 
-    Writes of one key reach the store in their order, but one that has not begun is absorbed by a
-    newer ``replace``, whose receipt ends both. What could not be stored stays staged: readable, in
-    `failed`, and told by the next `barrier` or `close`. Does not cross a fork.
+    Writes of one key reach the store in order, but a drain that has not begun is absorbed by a
+    newer ``replace``, whose receipt ends both. A block that could not be stored stays staged: it
+    can be read, is in `failed`, and is reported by the next `barrier` or `close`. A tier cannot be
+    used in a forked child.
     """
 
     def __init__(self, store: Store, memory: StagingMemory, options: TierOptions) -> None:
@@ -79,7 +79,7 @@ class StagingTier:
         return f"<kvio.StagingTier {self._memory.kind} {capacity} bytes, {self._store!r} {state}>"
 
     def __del__(self) -> None:
-        """Warn that it was not closed, and close it when what was staged is stored."""
+        """Warn that it was not closed, and close it when all staged blocks are stored."""
         if not getattr(self, "_closed", True) and not self._gate.forked:
             exits.dropped(self, f"staging tier of {self._store.url.place}", self._close_dropped)
 
@@ -87,7 +87,7 @@ class StagingTier:
         try:
             self.close()
         except TierNotDrainedError:
-            self._end(None)  # the caller cannot decide about what failed
+            self._end(None)  # the caller can no longer retry or discard failed blocks
             raise
 
     # Writing
@@ -97,17 +97,17 @@ class StagingTier:
     ) -> StagedReceipt:
         """Copy *data* to staging memory, to be stored under a key; it may be reused on return.
 
-        ``keep``: a staged block of this length answers; else the store is asked when it is
-        drained, and reads see the staged bytes until then. ``error`` refuses a key that is staged
-        or stored now; a race that is lost later fails on the receipt. What is larger than the tier
-        is written straight to the store.
+        ``keep``: a staged block of the same length is kept; else the store decides when the block
+        is drained, and reads see the staged bytes until then. ``error`` refuses a key that has a
+        staged or stored block now; if another writer is faster later, the receipt has the error.
+        A block larger than the tier is written directly to the store.
 
         Raises:
             InvalidKeyError, BlockSizeError, TypeError: as `Store.write_block`.
-            BlockExistsError: the key is taken and *if_exists* is ``"error"``.
-            StorageFullError: the tier is full of blocks that failed, or full at all, where
-                ``when_full="raise"``.
-            StorageError: a write past the tier failed, or there was no room in time.
+            BlockExistsError: there is a block already and *if_exists* is ``"error"``.
+            StorageFullError: the tier is full of failed blocks, or full and ``when_full="raise"``.
+            StorageError: a direct write to the store failed, or there was no room before the
+                deadline.
         """
         check_key(key)
         check_if_exists(if_exists)
@@ -122,7 +122,7 @@ class StagingTier:
         if_exists: IfExists = "replace",
         timeout: float | None = None,
     ) -> list[StagedResult]:
-        """Stage (key, data) pairs; a result each, in order, with the receipt where it was taken.
+        """Stage (key, data) pairs; return one result per block, in order, with its receipt.
 
         Raises:
             InvalidKeyError: before anything is staged.
@@ -135,8 +135,8 @@ class StagingTier:
     def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
         """Remove a block from the tier and the store; False if there was none.
 
-        Waits for a drain of the key that is under way; receipts of writes that had not begun end
-        with `BlockNotFoundError`, and no barrier tells of them.
+        Waits for a running drain of the key; receipts of writes whose drain had not begun end with
+        `BlockNotFoundError`, which no barrier reports.
         """
         check_key(key)
         self._check_open()
@@ -160,9 +160,9 @@ class StagingTier:
     def open(
         self, key: str, mode: str, *, if_exists: IfExists = "replace", timeout: float | None = None
     ) -> StagedFile | StagedReader:
-        """Open a block like a binary file: ``wb`` is published at close, ``rb`` can seek.
+        """Open a block as a binary file: ``wb`` is published at close, ``rb`` can seek.
 
-        *timeout* bounds every call of the file.
+        *timeout* limits every call of the file.
         """
         if mode not in ("wb", "rb"):
             raise ConfigError(f"mode must be 'wb' or 'rb', not {mode!r}")
@@ -220,19 +220,19 @@ class StagingTier:
     def stat_block(
         self, key: str, *, timeout: float | None = None, consistency: Consistency = "tier"
     ) -> BlockStat:
-        """Describe a block as `Store.stat_block` does; a staged one as it will be."""
+        """Return the facts about a block as `Store.stat_block`; a staged one as it will be."""
         self._check_open()
         return self._reads.stat(key, timeout=self._limit(timeout), consistency=consistency)
 
     def contains(
         self, key: str, *, timeout: float | None = None, consistency: Consistency = "tier"
     ) -> bool:
-        """Tell whether a block is staged or stored."""
+        """Return whether a block is staged or stored."""
         self._check_open()
         return self._reads.contains(key, timeout=self._limit(timeout), consistency=consistency)
 
     def count_leading(self, keys: Iterable[str], *, timeout: float | None = None) -> int:
-        """Count how many keys from the front are staged or stored."""
+        """Return how many keys from the front have a staged or stored block."""
         self._check_open()
         return self._reads.count_leading(keys, timeout=self._limit(timeout))
 
@@ -244,7 +244,7 @@ class StagingTier:
     def verify_block(
         self, key: str, *, timeout: float | None = None, consistency: Consistency = "tier"
     ) -> BlockResult:
-        """Check a block to its last byte: the staged bytes, or as `Store.verify_block`."""
+        """Check a whole block: the staged bytes, or as `Store.verify_block`."""
         self._check_open()
         return self._reads.verify(key, timeout=self._limit(timeout), consistency=consistency)
 
@@ -254,48 +254,48 @@ class StagingTier:
         """Wait until every write accepted so far has reached a level, by default the store's best.
 
         Raises:
-            UnsupportedError: the store gives less, at once.
-            StorageTimeoutError: some were still on their way after *timeout* seconds.
-            KvioError: writes failed for good that no barrier has told yet: of the first one's
-                kind, naming every key.
+            UnsupportedError: the store does not reach it; raised at once.
+            StorageTimeoutError: some were not stored after *timeout* seconds.
+            KvioError: writes failed for good that no barrier has reported: an error of the type
+                of the first one's, whose message names every key.
         """
         promises.barrier(self._ledger, level, timeout=timeout)
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Wait until every write accepted so far is stored; raises as `barrier`."""
+        """Wait until every write accepted so far is stored; raises as `barrier` does."""
         self.barrier(timeout=timeout)
 
     @property
     def durable_sequence(self) -> int:
-        """The number up to which every write is stored at the store's level; it never falls.
+        """The number up to which every write has reached the store's level; it never decreases.
 
-        Or covered by a newer write of its key that is, or given up: deleted, discarded, or lost to
-        another writer, as its receipt says.
+        A write also counts if a newer write of its key has reached it, or if its receipt says that
+        it was deleted, discarded, or refused because another writer was faster.
         """
         self._gate.check_fork()
         with self._ledger.lock:
             return self._ledger.progress.durable_sequence
 
     def verify(self, receipt: StagedReceipt, *, timeout: float | None = None) -> None:
-        """Read a block back from the store and compare it with what was accepted.
+        """Read a block back from the store and compare it with the accepted bytes.
 
-        Waits until it is stored. The bytes come past the page cache where the store reads past it.
+        Waits until it is stored. It is read directly if the store reads directly.
 
         Raises:
-            CorruptBlockError: the store has other bytes under the key: damaged, or written since.
+            CorruptBlockError: the stored bytes differ: they are corrupt, or were written since.
             UnsupportedError: a newer write absorbed this one, or there is no checksum.
         """
         self._check_open()
         promises.verify(self._reads, receipt, timeout=timeout)
 
     def replace_when_durable(self, old: str, new: StagedReceipt) -> Future[bool]:
-        """Delete *old* once *new* is durable, and never before; the future is `delete_block`'s.
+        """Delete *old* when *new* is durable, never before; return a future of `delete_block`.
 
         If *new* fails, the future has its error and *old* stays.
 
         Raises:
-            UnsupportedError: the store makes nothing durable.
-            ConfigError: both are one key.
+            UnsupportedError: the store is not durable.
+            ConfigError: both have the same key.
         """
         check_key(old)
         self._check_open()
@@ -305,25 +305,25 @@ class StagingTier:
 
     @property
     def failed(self) -> list[StagedReceipt]:
-        """The writes that failed for good and whose bytes are still staged."""
+        """The receipts of writes that failed for good; their bytes are still staged."""
         self._gate.check_fork()
         with self._ledger.lock:
             return [entry.receipt for entry in self._ledger.failed.values()]
 
     def retry_failed(self) -> list[StagedReceipt]:
-        """Drive every failed write again; their receipts are open again, and are returned."""
+        """Retry every failed write, and return their receipts, which are open again."""
         self._check_open()
         return self._ledger.retry_failed()
 
     def discard(self, receipt: StagedReceipt) -> bool:
-        """Give up a failed write and its bytes; False if it has not failed or is gone."""
+        """Drop a failed write and its bytes; False if it has not failed or was dropped before."""
         self._gate.check_fork()
         return self._ledger.discard(receipt)
 
     # The tier itself
 
     def pause(self) -> None:
-        """Begin no more drains until `resume`; those under way go on."""
+        """Begin no more drains until `resume`; running ones go on."""
         self._gate.check_fork()
         self._drains.pause()
 
@@ -333,20 +333,20 @@ class StagingTier:
         self._drains.resume()
 
     def shrink(self, nbytes: int) -> int:
-        """Give staging memory back to the system while running; how many bytes left at once.
+        """Return staging memory to the system; return the number of bytes freed at once.
 
-        What is in use follows as it is drained; `stats` shows the capacity that remains.
+        Memory in use is freed when it is drained; `stats` has the remaining capacity.
         """
         self._check_open()
         return self._ledger.shrink(nbytes)
 
     def grow(self, nbytes: int) -> int:
-        """Take back into use what `shrink` gave away; how many bytes."""
+        """Use memory again that `shrink` returned; return the number of bytes."""
         self._check_open()
         return self._ledger.grow(nbytes)
 
     def stats(self) -> TierStats:
-        """Count what happened since the tier was made, and what it holds now."""
+        """Return the counts since the tier was made, and its present content."""
         self._gate.check_fork()
         drains, memory = self._drains, self._memory
         with self._ledger.lock:
@@ -359,17 +359,17 @@ class StagingTier:
 
     @property
     def store(self) -> Store:
-        """The store behind."""
+        """The store that the tier drains to."""
         return self._store
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Store everything, paused or not, then close; a tier that cannot stays open.
+        """Store all staged blocks, also if paused, then close; if that fails it stays open.
 
         Raises:
-            TierNotDrainedError: blocks failed, or were still on their way after *timeout* seconds;
-                ``.keys`` names those that the store does not have.
-            KvioError: writes that no barrier has told of were lost to another writer; the tier is
-                closed.
+            TierNotDrainedError: blocks failed, or were not stored after *timeout* seconds;
+                ``.keys`` names those that the store lacks.
+            KvioError: writes with ``if_exists="error"`` failed and no barrier has reported them;
+                the tier is closed.
         """
         if self._gate.forked:
             return
@@ -400,11 +400,11 @@ class StagingTier:
         self.close()
 
     def __reduce__(self) -> Never:
-        raise UnsupportedError("a staging tier cannot go to another process: its memory is here")
+        raise UnsupportedError("a staging tier cannot be pickled: its memory is in this process")
 
     def _check_open(self) -> None:
         self._gate.check_fork()
-        self._ledger.check_open_locked()  # a plain look: close() waits for what it must not miss
+        self._ledger.check_open_locked()  # without the lock: close() waits for accepted writes
 
     def _limit(self, timeout: float | None) -> float | None:
         return self._options.timeout if timeout is None else timeout

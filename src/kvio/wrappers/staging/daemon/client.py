@@ -130,7 +130,7 @@ class DaemonTier(StagingTier):
         if failed:
             raise failures.combine(failed)
         if not reached:
-            raise StorageTimeoutError("staged block(s) not stored in time")
+            raise StorageTimeoutError("staged block(s) were not stored before the deadline")
 
     @property
     def durable_sequence(self) -> int:
@@ -224,7 +224,7 @@ class DaemonTier(StagingTier):
         if (keys or not written) and self._book.lost is None:
             self._book.take_unreported()
             self._book.take_again()
-            why = "failed" if reached and written else "the time was up"
+            why = "failed" if reached and written else "timed out"
             raise failures.not_drained(keys, why)
 
     def _end(self, deadline: float | None) -> None:
