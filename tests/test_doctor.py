@@ -1,4 +1,4 @@
-"""The doctor: its answers agree with what is tried without it, and it leaves nothing."""
+"""The doctor's answers agree with direct system calls, and it leaves no files."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def tree(path: Path) -> set[str]:
 
 
 class TestDirectory:
-    def test_every_answer_has_a_meaning_in_a_sentence(self, disk_path: Path) -> None:
-        """Names are unique; a meaning starts large and ends with a full stop."""
+    def test_every_answer_has_a_sentence_as_its_meaning(self, disk_path: Path) -> None:
+        """Names are unique; a meaning starts with a capital and ends with a full stop."""
         findings = diagnose(str(disk_path)).findings
 
         assert len({f.name for f in findings}) == len(findings)
         assert all(f.meaning[0].isupper() and f.meaning.endswith(".") for f in findings)
 
     def test_it_leaves_nothing(self, disk_path: Path) -> None:
-        """No file, no directory, also where a durable store would make some."""
+        """There is no new file or directory, also for the URL of a durable store."""
         for target in (
             disk_path,
             f"hybrid://{disk_path}?durability=durable",
@@ -65,7 +65,7 @@ class TestDirectory:
         assert found(diagnose(str(disk_path)), "file system").answer == disk_filesystem
 
     def test_o_tmpfile_is_as_open_says(self, disk_path: Path) -> None:
-        """Yes exactly where open(2) takes it."""
+        """The answer is yes exactly if open(2) accepts the flag."""
         try:
             os.close(os.open(disk_path, os.O_TMPFILE | os.O_RDWR))
             works = True
@@ -80,7 +80,7 @@ class TestDirectory:
     def test_a_rename_without_replacing_is_as_the_file_system_says(
         self, place: str, disk_path: Path
     ) -> None:
-        """Yes exactly where a rename to a free name succeeds; nothing is left of the trial."""
+        """The answer is yes exactly if a rename to a free name succeeds; no file is left."""
         mounted = mounts.bindfs(disk_path) if place == "bindfs" else nullcontext(disk_path)
         with mounted as path:
             works = renames_to_a_free_name(path)
@@ -90,7 +90,7 @@ class TestDirectory:
             assert tree(path) == set()
 
     def test_durable_is_promised_where_a_durable_store_opens(self, disk_path: Path) -> None:
-        """The doctor and the backend judge alike, and a refusal has its reason."""
+        """The doctor and the backend agree, and a refusal has a reason."""
         try:
             kvio.open_store("hybrid", root=disk_path, durability="durable").close()
             opens = True
@@ -101,8 +101,8 @@ class TestDirectory:
         assert finding.good is opens
         assert opens or "durability=durable does not open here: " in finding.meaning
 
-    def test_tmpfs_is_told_as_memory(self) -> None:
-        """No direct I/O, no durability, and another backend."""
+    def test_tmpfs_is_reported_as_memory(self) -> None:
+        """There is no direct I/O and no durability, and another backend is recommended."""
         shm = Path("/dev/shm")
         if not shm.is_dir() or filesystem_of(shm) != "tmpfs":
             pytest.skip("no tmpfs at /dev/shm")
@@ -113,8 +113,8 @@ class TestDirectory:
         own = "" if found(diagnosis, "permissions").good else "/kvio?create=true"
         assert diagnosis.url == f"posix-tmpfile:///dev/shm{own}"
 
-    def test_a_directory_open_to_others_is_told(self, disk_path: Path) -> None:
-        """The permissions finding turns bad, and the advice says what to do."""
+    def test_a_directory_writable_by_others_is_reported(self, disk_path: Path) -> None:
+        """The permissions finding is bad, and the advice has a solution."""
         assert found(diagnose(str(disk_path)), "permissions").good is True
         disk_path.chmod(0o775)
         diagnosis = diagnose(str(disk_path))
@@ -126,7 +126,7 @@ class TestDirectory:
         assert [path.name for path in disk_path.iterdir()] == ["kvio"]
 
     def test_the_recommended_url_names_any_directory(self, disk_path: Path) -> None:
-        """What a URL reserves is percent-encoded, and the store is where the directory is."""
+        """Reserved characters are percent-encoded, and the store is in that directory."""
         odd = disk_path / "50% of a?b #1"
         odd.mkdir(mode=0o700)
         url = diagnose(str(odd)).url
@@ -137,18 +137,18 @@ class TestDirectory:
         assert [path.name for path in odd.iterdir() if path.name != ".kvio"] != []
         assert [path.name for path in disk_path.iterdir()] == [odd.name]
 
-    def test_the_alignment_that_statx_tells_is_told(self, real_disk: Path) -> None:
-        """Kvio's own is larger where a device asks for less than a page."""
+    def test_the_alignment_of_statx_is_reported(self, real_disk: Path) -> None:
+        """Kvio's alignment is larger if the device requires less than a page."""
         diagnosis = diagnose(str(real_disk))
         if not found(diagnosis, "direct I/O").good:
             pytest.skip("no direct I/O here")
 
         answer = found(diagnosis, "direct alignment").answer
-        [asked] = re.findall(r"\(statx says (\d+)\)", answer) or ["4096"]
+        [asked] = re.findall(r"\(statx: (\d+)\)", answer) or ["4096"]
         assert f"file {max(int(asked), 4096)} bytes" in answer
 
-    def test_room_is_that_of_statvfs(self, disk_path: Path) -> None:
-        """Free space in GiB of the same order as the kernel's figure."""
+    def test_free_space_is_that_of_statvfs(self, disk_path: Path) -> None:
+        """The total in GiB is the kernel's."""
         room = os.statvfs(disk_path)
         free, total = map(
             float, found(diagnose(str(disk_path)), "free space").answer[:-4].split(" of ")
@@ -157,8 +157,8 @@ class TestDirectory:
         assert total == pytest.approx(room.f_blocks * room.f_frsize / kvio.GiB, abs=0.1)
         assert free <= total
 
-    def test_a_calibration_is_told_and_a_broken_one_is_bad(self, real_disk: Path) -> None:
-        """None, one by its reason, one that keeps hybrid stores from opening."""
+    def test_a_calibration_is_reported_and_an_invalid_one_is_bad(self, real_disk: Path) -> None:
+        """No calibration, a valid one, and one with which hybrid stores do not open."""
         if not found(diagnose(str(real_disk)), "direct I/O").good:
             pytest.skip("no direct I/O here: no calibration is needed")
 
@@ -168,8 +168,8 @@ class TestDirectory:
         Path(name).write_text("{")
         assert found(diagnose(str(real_disk)), "calibration").good is False
 
-    def test_what_is_no_directory_is_a_config_error(self, tmp_path: Path) -> None:
-        """Missing, and a file."""
+    def test_a_path_that_is_no_directory_is_a_config_error(self, tmp_path: Path) -> None:
+        """A missing path, and a file."""
         (tmp_path / "file").write_bytes(b"")
         for name, message in (("nope", "does not exist"), ("file", "is not a directory")):
             with pytest.raises(kvio.ConfigError, match=message):
@@ -177,14 +177,14 @@ class TestDirectory:
 
 
 class TestURL:
-    def test_a_url_that_opens_is_told_to_open(self, disk_path: Path) -> None:
-        """The first finding answers what was asked."""
+    def test_a_url_that_opens_is_reported_first(self, disk_path: Path) -> None:
+        """The first finding is about the URL."""
         opens = diagnose(f"posix-tmpfile://{disk_path}?layout=plain").findings[0]
 
         assert (opens.answer, opens.good) == ("opens", True)
 
-    def test_a_url_that_does_not_open_is_told_why(self, disk_path: Path) -> None:
-        """An unknown option, and a root open to others unless that is asked for."""
+    def test_a_url_that_does_not_open_has_a_reason(self, disk_path: Path) -> None:
+        """An unknown option, and a root that others can write to, without shared_root."""
         wrong = diagnose(f"hybrid://{disk_path}?durabilty=durable").findings[0]
         disk_path.chmod(0o777)
         shared = diagnose(f"hybrid://{disk_path}").findings[0]
@@ -197,8 +197,8 @@ class TestURL:
         assert (shared.good, asked.good) == (False, True)
         assert "shared_root" in shared.meaning
 
-    def test_memory_says_what_it_can(self) -> None:
-        """A backend without a path is asked for its promises."""
+    def test_the_memory_backend_reports_its_capabilities(self) -> None:
+        """The findings for a backend without a path are its capabilities."""
         diagnosis = diagnose("memory://")
 
         assert found(diagnosis, "atomic writes").good is True
@@ -206,12 +206,12 @@ class TestURL:
         assert "may be lost" in found(diagnosis, "durable writes").meaning
 
     def test_an_absent_backend_is_the_registry_s_error(self) -> None:
-        """No special words for S3."""
+        """An absent S3 backend raises the same error as any other."""
         with pytest.raises(kvio.UnknownBackendError):
             diagnose("s3+gopher://bucket/prefix")
 
     def test_it_goes_into_json(self, disk_path: Path) -> None:
-        """Plain values that come back as they went in."""
+        """The diagnosis has only JSON values."""
         content = diagnose(f"hybrid://{disk_path}").as_json()
 
         assert json.loads(json.dumps(content))["target"] == f"hybrid://{disk_path}"

@@ -1,4 +1,4 @@
-"""Tuning: what is chosen from which figures, what is spent, and what is left behind."""
+"""Tuning chooses modes from measured times, keeps its budget, and leaves no files."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ class TestChoosing:
             for size, figures in seconds.items():
                 assert figures[mode_at(steps, size)] <= min(figures.values()) * 1.05 * 1.1**2
 
-    def test_one_noisy_size_makes_no_island(self) -> None:
-        """A single size that is 10 % faster in another mode does not cost two steps."""
+    def test_one_noisy_size_adds_no_steps(self) -> None:
+        """A single size that is 10 % faster in another mode is not worth two steps."""
         seconds = {size: {BUFFERED: 1.0, DIRECT: 1.2} for size in tuning.SIZES}
         seconds[MiB] = {BUFFERED: 1.1, DIRECT: 1.0}
 
         assert choose(seconds, ALWAYS_BUFFERED) == ALWAYS_BUFFERED
 
     def test_a_size_without_figures_keeps_the_default(self) -> None:
-        """What the budget did not reach is decided as without calibration."""
+        """A size that the budget did not reach has the mode used without calibration."""
         seconds = {size: {BUFFERED: 1.0, DIRECT: 9.0} for size in tuning.SIZES if size <= MiB}
         seconds |= {size: {} for size in tuning.SIZES if size > MiB}
 
@@ -77,20 +77,20 @@ class TestChoosing:
         assert choose({}, default_steps("read")) == default_steps("read")
 
     def test_neighbours_of_one_mode_are_one_step(self) -> None:
-        """The table has as few steps as it can."""
+        """The table has the fewest possible steps."""
         seconds = {size: {BUFFERED: 9.0, DIRECT: 1.0, DONTCACHE: 9.0} for size in tuning.SIZES}
 
         assert choose(seconds, default_steps("read")) == (Step(None, DIRECT),)
 
-    def test_crossings_are_looked_for_between_sizes_far_apart(self) -> None:
-        """A new size is halfway; between sizes a factor of two apart there is none."""
+    def test_crossings_are_measured_between_sizes_far_apart(self) -> None:
+        """A new size is the geometric mean; sizes a factor of two apart get none."""
         row = [cell(4 * KiB, 1, direct=2.0), cell(16 * KiB, 1, direct=0.5)]
 
         assert crossings(row, "write") == [8 * KiB]
         assert crossings([cell(8 * KiB, 1, direct=2.0), row[1]], "write") == []
 
-    def test_reads_that_were_not_cold_decide_nothing(self) -> None:
-        """Figures from the page cache say nothing about the device."""
+    def test_reads_that_were_not_cold_are_ignored(self) -> None:
+        """Reads from the page cache do not measure the device."""
         rows = {1: [cell(size, 1, direct=0.1) for size in tuning.SIZES]}
 
         assert calibrate(rows, "", cold=True).read == {1: (Step(None, DIRECT),)}
@@ -98,7 +98,7 @@ class TestChoosing:
 
 
 def cell(nbytes: int, concurrency: int, *, direct: float, rounds: int = 3) -> Cell:
-    """Make a cell as if buffered I/O had taken one second."""
+    """Return a cell in which buffered I/O took one second."""
     one = Cell(nbytes, concurrency, 1, rounds=rounds)
     for samples in (one.write_s, one.read_s):
         samples |= {BUFFERED: [1.0] * rounds, DIRECT: [direct] * rounds}
@@ -106,7 +106,7 @@ def cell(nbytes: int, concurrency: int, *, direct: float, rounds: int = 3) -> Ce
 
 
 class SimulatedDevice:
-    """Takes the time a formula says, by a clock of its own, and counts."""
+    """Records times from a formula, on a simulated clock, and the order of trials."""
 
     def __init__(self, seconds: Callable[[int, IOMode], float]) -> None:
         self.modes: Sequence[IOMode] = (BUFFERED, DIRECT)
@@ -114,7 +114,7 @@ class SimulatedDevice:
         self._seconds = seconds
 
     def trial(self, cell: Cell, mode: IOMode) -> None:
-        """Record a formula's figures."""
+        """Record the formula's times."""
         self.order.append((cell.nbytes, mode))
         for samples in (cell.write_s, cell.read_s):
             samples.setdefault(mode, []).append(self._seconds(cell.nbytes, mode))
@@ -124,8 +124,8 @@ class TestSchedule:
     def schedule(self, device: SimulatedDevice, max_bytes: int) -> Schedule:
         return Schedule(device, Budget(1000.0, max_bytes, None), trial_bytes=64 * MiB)
 
-    def test_the_modes_take_turns_and_each_is_first_in_its_round(self) -> None:
-        """Whatever drifts meets all modes alike."""
+    def test_modes_alternate_and_the_first_rotates(self) -> None:
+        """Drift of the machine affects all modes equally."""
         device = SimulatedDevice(lambda _n, _m: 1.0)
         schedule = self.schedule(device, 10 * MiB)
         schedule.add(MiB, 1)
@@ -134,7 +134,7 @@ class TestSchedule:
         assert [mode for _, mode in device.order[:4]] == [BUFFERED, DIRECT, DIRECT, BUFFERED]
 
     def test_no_more_is_written_than_allowed(self) -> None:
-        """The bound on bytes holds whatever the sizes."""
+        """The limit on bytes holds for all sizes."""
         for max_bytes in (0, MiB, 7 * MiB, 100 * MiB):
             device = SimulatedDevice(lambda _n, _m: 1.0)
             schedule = self.schedule(device, max_bytes)
@@ -146,7 +146,7 @@ class TestSchedule:
             assert sum(size * blocks[size] for size, _ in device.order) <= max_bytes
 
     def test_small_sizes_get_enough_rounds_first(self) -> None:
-        """Where the budget ends early it is the large sizes that keep the default."""
+        """If the budget ends early, the large sizes keep the default."""
         device = SimulatedDevice(lambda _n, _m: 1.0)
         schedule = self.schedule(device, 40 * MiB)
         for size in tuning.SIZES:
@@ -187,7 +187,7 @@ class TestTuning:
         return tuning.tune(str(path), **(arguments | options))  # type: ignore[arg-type]  # by name
 
     def test_it_measures_every_mode_and_leaves_nothing(self, tunable: Path) -> None:
-        """Writes and reads, one and two at a time, in all modes; the directory is as before."""
+        """Writes and reads are measured in all modes, one and two at a time; no file is left."""
         result = self.tune(tunable)
         cells = result.measured["cells"]
 
@@ -199,8 +199,8 @@ class TestTuning:
             assert set(one["write_mb_per_s"]) == set(one["read_mb_per_s"])
         assert result.measured["bytes_written"] <= 96 * MiB
 
-    def test_a_visible_buffered_write_is_told_to_leave_dirty_pages(self, tunable: Path) -> None:
-        """The figure that looks best says what it owes; a durable write owes nothing."""
+    def test_a_visible_buffered_write_reports_its_dirty_pages(self, tunable: Path) -> None:
+        """A visible buffered write leaves more dirty bytes than a direct one."""
         cells = self.tune(tunable, sizes=(256 * KiB,), max_bytes=48 * MiB).measured["cells"]
         if not cells[0]["dirty_bytes"]:
             pytest.skip("no cachestat: the kernel does not say what is dirty")
@@ -209,14 +209,14 @@ class TestTuning:
         assert cells[0]["dirty_bytes"]["direct"] < cells[0]["dirty_bytes"]["buffered"]
 
     def test_durable_writes_leave_nothing_dirty(self, tunable: Path) -> None:
-        """The durable figure includes the way to the disk."""
+        """A durable write includes the transfer to the disk."""
         tuned = self.tune(tunable, sizes=(64 * KiB,), max_bytes=48 * MiB, writes="durable")
         cells = tuned.measured["cells"]
 
         assert all(dirty == 0 for one in cells for dirty in one["dirty_bytes"].values())
 
     def test_a_failure_in_the_middle_leaves_nothing(self, tunable: Path) -> None:
-        """Whatever ends it, the directory is as before."""
+        """After an exception the directory is as before."""
         seen: list[str] = []
 
         def stop(_share: float, what: str) -> None:
@@ -229,8 +229,8 @@ class TestTuning:
         assert len(seen) == 2
         assert os.listdir(tunable) == []
 
-    def test_what_a_killed_run_left_is_removed(self, tunable: Path) -> None:
-        """A dead process's directory goes, a living one's stays."""
+    def test_leftovers_of_a_killed_run_are_removed(self, tunable: Path) -> None:
+        """The directory of a dead process is removed, that of a live process is kept."""
         with subprocess.Popen([sys.executable, "-c", ""]) as gone:
             gone.wait()
         prefix = temp_prefix()
@@ -243,8 +243,8 @@ class TestTuning:
 
         assert os.listdir(tunable) == [living.name]
 
-    def test_a_medium_with_one_mode_is_refused_with_a_reason(self) -> None:
-        """On tmpfs there is nothing to choose, and no file is left."""
+    def test_a_file_system_with_one_mode_is_refused_with_a_reason(self) -> None:
+        """Tmpfs has only one mode, and no file is left."""
         shm = Path("/dev/shm")
         if not shm.is_dir():
             pytest.skip("no tmpfs at /dev/shm")
@@ -257,16 +257,14 @@ class TestTuning:
     @pytest.mark.parametrize(
         "options", [{"budget_s": 0}, {"budget_s": math.nan}, {"io_threads": 0}, {"max_bytes": 0}]
     )
-    def test_numbers_that_cannot_be_are_refused(
-        self, tunable: Path, options: dict[str, object]
-    ) -> None:
-        """A ConfigError, and nothing is left."""
+    def test_invalid_numbers_are_refused(self, tunable: Path, options: dict[str, object]) -> None:
+        """Tune raises ConfigError and leaves no files."""
         with pytest.raises(kvio.ConfigError):
             self.tune(tunable, **options)
         assert os.listdir(tunable) == []
 
-    def test_hybrid_takes_the_modes_that_were_chosen(self, tunable: Path) -> None:
-        """The file that is saved is the file that stores go by, also for dontcache."""
+    def test_hybrid_uses_the_chosen_modes(self, tunable: Path) -> None:
+        """Stores use the saved file, also for dontcache."""
         table: dict[int, tuple[Step, ...]] = {
             1: (Step(100, BUFFERED), Step(200, DIRECT), Step(None, DONTCACHE))
         }
@@ -286,7 +284,7 @@ class TestCalibrationFile:
     )
 
     def test_it_is_private_whatever_the_umask(self, tmp_path: Path) -> None:
-        """Mode 0600, nothing beside it, and it reads back as it was."""
+        """The mode is 0600, there is no other file, and load() returns what was saved."""
         before = os.umask(0)
         try:
             name = tuning.save(str(tmp_path), self.saved)
@@ -298,30 +296,30 @@ class TestCalibrationFile:
         assert tuning.load(str(tmp_path)) == self.saved
         assert load_calibration(Path(name).read_text(), name) == self.saved.calibration
 
-    def test_a_save_that_fails_leaves_the_old_one(self, tmp_path: Path) -> None:
-        """A directory in the file's place cannot be replaced: a typed error, no temporary."""
+    def test_a_failed_save_keeps_the_old_file(self, tmp_path: Path) -> None:
+        """A directory with the file's name cannot be replaced; no temporary file is left."""
         (tmp_path / CALIBRATION / "x").mkdir(parents=True)
 
         with pytest.raises(kvio.StorageError, match="calibration"):
             tuning.save(str(tmp_path), self.saved)
         assert os.listdir(tmp_path) == [CALIBRATION]
 
-    def test_none_is_a_config_error(self, tmp_path: Path) -> None:
-        """Missing file, missing directory."""
+    def test_a_missing_calibration_is_a_config_error(self, tmp_path: Path) -> None:
+        """The file is missing, or the directory."""
         for path in (tmp_path, tmp_path / "nope"):
             with pytest.raises(kvio.ConfigError, match="no calibration"):
                 tuning.load(str(path))
 
     @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"version": 99}'])
     def test_garbage_is_a_config_error(self, tmp_path: Path, content: bytes) -> None:
-        """Never a traceback of the JSON library."""
+        """Load does not raise the JSON library's errors."""
         (tmp_path / CALIBRATION).write_bytes(content)
 
         with pytest.raises(kvio.ConfigError, match="tune again"):
             tuning.load(str(tmp_path))
 
-    def test_measurements_of_another_shape_do_not_matter(self, tmp_path: Path) -> None:
-        """The modes count; what was measured is for the reader."""
+    def test_unknown_measurements_are_ignored(self, tmp_path: Path) -> None:
+        """Only the modes are used."""
         content = json.loads(self.saved.dump()) | {"measured": [1, 2]}
         (tmp_path / CALIBRATION).write_text(json.dumps(content))
 
@@ -330,7 +328,7 @@ class TestCalibrationFile:
 
 @pytest.fixture
 def tunable(real_disk: Path) -> Path:
-    """Give a directory on a medium with direct I/O."""
+    """Return a directory on a file system with direct I/O."""
     with kvio.open_store("hybrid", root=real_disk) as opened:
         if not opened.capabilities.direct_io:
             pytest.skip("no direct I/O here: nothing to tune")

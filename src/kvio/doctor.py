@@ -1,4 +1,4 @@
-"""What a medium can do, answered by trying, each answer with what it means for a user."""
+"""Test what a file system or bucket supports, and explain each answer."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _NODES: Final = "/sys/devices/system/node/online"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All answers about one path or URL, and what to do with it.
+    """All findings about one path or URL, and a recommendation.
 
     Attributes:
-        target: what was asked about.
+        target: the path or URL.
         findings: the answers.
-        url: the store URL recommended here, or None.
+        url: the recommended store URL, or None.
         advice: sentences, the most important first.
-        refused: why no store opens by the URL that was asked about; None: one opens, or a directory
-            was asked about.
+        refused: why no store can be opened with the URL; None if one can, or if the target is a
+            directory.
     """
 
     target: str
@@ -50,12 +50,12 @@ class Diagnosis:
 
 
 def diagnose(target: str) -> Diagnosis:
-    """Find out what a directory, or the medium behind a store URL, can do; leaves nothing behind.
+    """Test what a directory or the storage of a store URL supports; leave no files behind.
 
     Raises:
-        ConfigError: it is neither a directory nor a store URL.
+        ConfigError: *target* is neither a directory nor a store URL.
         UnknownBackendError, MissingDependencyError: no such backend is installed.
-        StorageError: the medium failed, or no file can be made in it.
+        StorageError: the storage failed.
     """
     if "://" not in target:
         return _diagnose_directory(os.path.abspath(target), target)
@@ -64,7 +64,7 @@ def diagnose(target: str) -> Diagnosis:
         return _diagnose_store(target)
     path = url.path or str(url.options.get("root") or "")
     if url.host or not path.startswith("/"):
-        open_store(target).close()  # says what is wrong with it
+        open_store(target).close()  # raises the error that explains the URL
     diagnosis = _diagnose_directory(path, path)
     permissions = next(f for f in diagnosis.findings if f.name == "permissions")
     read_only = any(f.name == "writing" for f in diagnosis.findings)
@@ -111,16 +111,16 @@ def _diagnose_directory(path: str, shown: str) -> Diagnosis:
 def _diagnose_read_only(
     path: str, shown: str, medium: Medium, permissions: Finding, status: int
 ) -> Diagnosis:
-    """Answer what can be answered where nothing can be tried."""
+    """Return the findings that need no write, for a directory that is not writable."""
     writing = Finding(
         "writing",
         _refusal(status),
         False,
-        "No file can be made here by this user: a store opens read-only, and blocks can be read.",
+        "This user cannot create files here: a store opens read-only, and blocks can be read.",
     )
     findings = (*_about_medium(medium), writing, permissions, *_about_machine())
     shared = "" if permissions.good else "?shared_root=true"
-    advice = ("Ask again where it can be written to: most answers are found by trying.",)
+    advice = ("Run doctor where it can write: most answers need test files.",)
     return Diagnosis(shown, findings, f"hybrid://{quote(path)}{shared}", advice)
 
 
@@ -129,13 +129,13 @@ def _about_medium(medium: Medium) -> Iterator[Finding]:
         "file system",
         medium.name,
         None,
-        "Keeps the blocks; what kvio promises about power loss depends on it.",
+        "Stores the blocks; kvio's promises about power loss depend on it.",
     )
     yield Finding(
         "mount options",
         ", ".join(dict.fromkeys(filter(None, medium.mount_options.split(",")))) or "not visible",
         None,
-        "As the kernel lists them; kvio looks for those that make fsync a lie.",
+        "From the kernel; kvio checks for options that make fsync ineffective.",
     )
 
 
@@ -143,26 +143,26 @@ def _about_publishing(probe: dict[str, int]) -> Iterator[Finding]:
     yield _tried(
         "O_TMPFILE",
         probe["tmpfile"],
-        "A block has no name before it is whole, and a killed writer leaves nothing.",
-        "Blocks are written to named temporaries; kvio sweep removes those of killed writers.",
+        "A block has no name before it is complete, and a killed writer leaves nothing.",
+        "Blocks are written to named temporary files; kvio sweep removes those of dead writers.",
     )
     yield _tried(
         "linkat, by descriptor",
         probe["link_empty_path"],
-        "A finished block gets its name in one step.",
-        "The kernel asks for a privilege or refuses; the /proc form does the same.",
+        "A complete block gets its name atomically.",
+        "The kernel requires a privilege or refuses; the /proc form does the same.",
     )
     yield _tried(
         "linkat, by /proc",
         probe["link_proc"],
-        "A finished block gets its name in one step, without privilege.",
-        "Without it and the form by descriptor, O_TMPFILE cannot be used.",
+        "A complete block gets its name atomically, without privilege.",
+        "Without this and the form by descriptor, O_TMPFILE cannot be used.",
     )
     yield _tried(
         "renameat2, no replace",
         probe["rename_noreplace"],
-        "Of two writers of one key exactly one wins, also without O_TMPFILE.",
-        "Without O_TMPFILE a hard link decides which of two writers of one key wins.",
+        "Of two writers of one key exactly one succeeds, also without O_TMPFILE.",
+        "Without O_TMPFILE a hard link decides which of two writers of one key succeeds.",
     )
 
 
@@ -177,31 +177,31 @@ def _about_io(medium: Medium) -> Iterator[Finding]:
         else "All I/O goes through the page cache; posix-direct does not open here.",
     )
     if medium.direct_io:
-        said = f"statx says {probe['dio_offset_align']}" if probe["dio_reported"] else "assumed"
+        source = f"statx: {probe['dio_offset_align']}" if probe["dio_reported"] else "assumed"
         yield Finding(
             "direct alignment",
-            f"memory {medium.memory_align}, file {medium.offset_align} bytes ({said})",
+            f"memory {medium.memory_align}, file {medium.offset_align} bytes ({source})",
             None,
-            "Memory aligned so goes straight to the device, other memory through a copy; in files "
-            "kvio aligns to 4096 bytes at least, a page.",
+            "Aligned memory is transferred directly, other memory through a bounce buffer; in "
+            "files kvio aligns to at least 4096 bytes, a page.",
         )
     yield _tried(
         "dontcache",
         probe["dontcache"],
-        "Buffered I/O can leave the page cache as it was; kvio tune measures whether it pays.",
-        "No RWF_DONTCACHE (Linux 6.14 and a file system that has it); kvio tune leaves it out.",
+        "Buffered I/O can bypass caching; kvio tune measures whether this is faster.",
+        "No RWF_DONTCACHE (needs Linux 6.14 and support by the file system); kvio tune omits it.",
     )
     yield _tried(
         "cachestat",
         probe["cachestat"],
-        "Hybrid reads see what is in the page cache and take it from there.",
-        "Hybrid reads choose by size alone (cachestat needs Linux 6.5).",
+        "Hybrid reads detect blocks in the page cache and read them from there.",
+        "Hybrid reads choose the I/O mode by size only (cachestat needs Linux 6.5).",
     )
     yield _tried(
         "directory fsync",
         probe["fsync_dir"],
-        "A new name can be made to survive a power loss.",
-        "A new name may be lost with the power, so durable writes are refused.",
+        "A new name survives a power loss after a sync.",
+        "A new name may be lost in a power loss, so durable writes are refused.",
     )
 
 
@@ -231,16 +231,16 @@ def _permissions(info: os.stat_result) -> Finding:
             "permissions",
             answer,
             False,
-            "Others may write here, so a store does not open without shared_root=true.",
+            "Other users can write here, so a store does not open without shared_root=true.",
         )
     if info.st_uid != os.geteuid():
         return Finding(
             "permissions",
             answer,
             False,
-            "It belongs to someone else, so a store does not open without shared_root=true.",
+            "It belongs to another user, so a store does not open without shared_root=true.",
         )
-    return Finding("permissions", answer, True, "Only its owner can change what is stored.")
+    return Finding("permissions", answer, True, "Only its owner can change stored blocks.")
 
 
 def _about_room(room: os.statvfs_result) -> Iterator[Finding]:
@@ -249,14 +249,14 @@ def _about_room(room: os.statvfs_result) -> Iterator[Finding]:
         "free space",
         f"{free / GiB:.1f} of {total / GiB:.1f} GiB",
         free > total // 20 if total else None,
-        "What this user may still write; a full medium fails a write whole.",
+        "Available to this user; on a full disk a write fails and stores nothing.",
     )
     counted = room.f_files > 0
     yield Finding(
         "free inodes",
         f"{room.f_favail:,}" if counted else "not limited",
         room.f_favail > 0 if counted else None,
-        "How many more blocks and directories fit, whatever their size.",
+        "The number of blocks and directories that can still be created.",
     )
 
 
@@ -266,21 +266,21 @@ def _about_machine() -> Iterator[Finding]:
         "NUMA nodes",
         "not visible" if nodes is None else str(nodes),
         None,
-        "With more than one it matters near which memory I/O threads run.",
+        "With more than one, I/O threads are faster near the memory they use.",
     )
     name = _native.crc32c_implementation()
     yield Finding(
         "CRC32C",
         name,
         name != "portable",
-        "Checksums are made by the processor's instructions, at next to no cost."
+        "Checksums use CPU instructions and cost almost no time."
         if name != "portable"
-        else "This processor has no CRC32C instructions kvio knows; checksums cost time.",
+        else "kvio knows no CRC32C instructions of this CPU; checksums cost time.",
     )
 
 
 def _numa_nodes() -> int | None:
-    """Count the nodes of a list like ``0-1,4``."""
+    """Return the number of nodes in a list like ``0-1,4``, or None if it cannot be read."""
     try:
         with open(_NODES, encoding="ascii") as file:
             ranges = [part.split("-") for part in file.read().strip().split(",")]
@@ -292,16 +292,16 @@ def _numa_nodes() -> int | None:
 def _calibration(path: str, medium: Medium) -> Finding:
     source = os.path.join(path, CALIBRATION_NAME)
     if not medium.direct_io:
-        return Finding("calibration", "not needed", None, "There is one I/O mode to choose from.")
+        return Finding("calibration", "not needed", None, "There is only one I/O mode.")
     try:
         reason = load_calibration(read_calibration(path), source).reason
     except FileNotFoundError:
-        meaning = "The hybrid backend goes by default thresholds; kvio tune measures better ones."
+        meaning = "The hybrid backend uses default thresholds; kvio tune measures better ones."
         return Finding("calibration", "none", None, meaning)
     except (OSError, ValueError, KvioError) as exc:
-        meaning = f"The hybrid backend does not open until it is made anew: {exc}."
+        meaning = f"The hybrid backend does not open until kvio tune replaces it: {exc}."
         return Finding("calibration", "unreadable", False, meaning)
-    return Finding("calibration", reason, True, "The hybrid backend goes by what was measured.")
+    return Finding("calibration", reason, True, "The hybrid backend uses the measured thresholds.")
 
 
 def _tried(name: str, status: int, yes: str, no: str) -> Finding:
@@ -313,7 +313,7 @@ def _tried(name: str, status: int, yes: str, no: str) -> Finding:
 def _refusal(status: int) -> str:
     if not status:
         return "no effect"
-    # Python calls this number by its other name.
+    # Python's errno.errorcode has the alias ENOTSUP.
     name = "EOPNOTSUPP" if status == -errno.EOPNOTSUPP else errno.errorcode.get(-status, status)
     return f"no ({name})"
 
@@ -323,27 +323,26 @@ def _recommend(path: str, medium: Medium, permissions: Finding) -> tuple[str, tu
     backend = "hybrid" if medium.direct_io else "posix-tmpfile"
     if not permissions.good:
         advice.append(
-            "Make a directory of your own here for the store, as create=true does, or chmod go-w "
-            "this one; "
-            "shared_root=true trusts everybody who may write here."
+            "Create your own directory here for the store, as create=true does, or chmod go-w "
+            "this one; shared_root=true trusts all users who can write here."
         )
     if medium.direct_io:
         advice.append("Run kvio tune on it once: it measures when to bypass the page cache.")
     if medium.not_durable_because is None:
-        advice.append("Add ?durability=durable where a block must survive a power loss.")
+        advice.append("Add ?durability=durable if blocks must survive a power loss.")
     elif medium.in_memory:
-        advice.append("Good for a cache; nothing here survives a power loss.")
+        advice.append("Use it as a cache only: nothing here survives a power loss.")
     else:
         advice.append(
-            "Add ?durability=durable&trust_fsync=true only if you know that the server below "
-            "really syncs."
+            "Add ?durability=durable&trust_fsync=true only if you know that the underlying server "
+            "syncs to its disks."
         )
     own = "" if permissions.good else "/kvio?create=true"
     return f"{backend}://{quote(path.rstrip('/') if own else path)}{own}", tuple(advice)
 
 
 def _try_opening(url: StoreURL, path: str, permissions: Finding) -> Finding:
-    """Open such a store in a directory of its own, because opening a durable one makes more."""
+    """Test the URL's options in a scratch directory, as opening a durable store creates files."""
     name = "a store by this URL"
     options = {k: v for k, v in url.options.items() if k not in ("root", "create")}
     if not permissions.good and "shared_root" not in options:
@@ -354,17 +353,17 @@ def _try_opening(url: StoreURL, path: str, permissions: Finding) -> Finding:
         except KvioError as exc:
             reason = str(exc).replace(directory, path)
             return Finding(name, "does not open", False, f"{reason}.")
-    return Finding(name, "opens", True, "The medium can do what its options ask for.")
+    return Finding(name, "opens", True, "The file system supports its options.")
 
 
 def _try_reading(target: str) -> Finding:
-    """Open a store that cannot be written to, which changes nothing."""
+    """Test whether the store opens read-only, which creates no files."""
     name = "a store by this URL"
     try:
         open_store(target).close()
     except KvioError as exc:
         return Finding(name, "does not open", False, f"{exc}.")
-    return Finding(name, "opens read-only", True, "What is stored there can be read.")
+    return Finding(name, "opens read-only", True, "Its blocks can be read.")
 
 
 def _diagnose_store(target: str) -> Diagnosis:
@@ -379,7 +378,7 @@ def _diagnose_store(target: str) -> Diagnosis:
 
 
 def _about_capabilities(can: Capabilities) -> Iterator[Finding]:
-    yield Finding("medium", can.medium or "not told", None, "Keeps the blocks.")
+    yield Finding("medium", can.medium or "unknown", None, "Stores the blocks.")
     promises = (
         (
             "atomic writes",
@@ -396,26 +395,26 @@ def _about_capabilities(can: Capabilities) -> Iterator[Finding]:
         (
             "durable writes",
             can.durable_write,
-            "A block survives a power loss, if asked to.",
-            "A block may be lost with the power.",
+            "A block survives a power loss, with durability=durable.",
+            "A block may be lost in a power loss.",
         ),
         (
             "checksums",
             can.checksum,
-            "Reads verify what was written.",
-            "Reads do not notice damage.",
+            "Reads verify checksums.",
+            "Reads do not detect corrupt blocks.",
         ),
         (
             "shared",
             can.shared,
-            "Other processes see what is stored.",
-            "Other processes do not see what is stored.",
+            "Other processes see the blocks.",
+            "Other processes do not see the blocks.",
         ),
         (
             "use after fork",
             can.usable_after_fork,
-            "A forked child may use the store of its parent.",
-            "A forked child has to open a store of its own.",
+            "A forked child can use its parent's store.",
+            "A forked child must open its own store.",
         ),
     )
     for name, promised, meaning, otherwise in promises:

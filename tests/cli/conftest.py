@@ -1,4 +1,4 @@
-"""What the tests of the command share: the command itself, a store, a file."""
+"""Fixtures for the tests of the command: the command, a store, a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli.running import SCRIPT
 
 @pytest.fixture(autouse=True)
 def command() -> Path:
-    """Give the installed command; skip where it or its extra is missing."""
+    """Return the installed command; skip if it or its extra is missing."""
     pytest.importorskip("typer", reason="the extra cli is not installed: no typer")
     pytest.importorskip("rich", reason="the extra cli is not installed: no rich")
     if not SCRIPT.exists():
@@ -30,7 +30,7 @@ def store(disk_path: Path) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Give a file of 20 MiB that no block size divides."""
+    """Return a file of 20 MiB + 13 bytes, a multiple of no block size."""
     path = tmp_path / "source.bin"
     path.write_bytes(random.Random(2).randbytes(20 * kvio.MiB + 13))
     return path
@@ -38,7 +38,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tunable(real_disk: Path) -> Path:
-    """Give a directory on a medium with direct I/O."""
+    """Return a directory on a file system with direct I/O."""
     with kvio.open_store("hybrid", root=real_disk) as opened:
         if not opened.capabilities.direct_io:
             pytest.skip("no direct I/O here: nothing to tune")

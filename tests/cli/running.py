@@ -1,4 +1,4 @@
-"""Running the installed command, and looking at a store without kvio."""
+"""Run the installed command, and inspect a store without kvio."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(
 
 
 def complaint(done: subprocess.CompletedProcess[bytes], status: int) -> str:
-    """Give the one line that a command complained with."""
+    """Return the single error line of a failed command."""
     lines = done.stderr.decode().splitlines()
 
     assert done.returncode == status, done
@@ -45,7 +45,7 @@ def complaint(done: subprocess.CompletedProcess[bytes], status: int) -> str:
 
 
 def file_of(store: Path, key: str) -> Path:
-    """Find a block's file without kvio."""
+    """Return the path of a block's file, found without kvio."""
     (path,) = store.glob(f"?/?/{key.replace('/', '~')}")
     return path
 
@@ -57,13 +57,13 @@ def flip_a_bit(path: Path, at: int) -> None:
 
 
 def kvio_crc32c(data: bytes) -> int:
-    """Checksum by a published library."""
+    """Return the checksum computed by google-crc32c."""
     google_crc32c = pytest.importorskip("google_crc32c", reason="google-crc32c is not installed")
     return int(google_crc32c.value(data))
 
 
 def temporary_prefix(pid: int) -> str:
-    """Begin the name of a temporary as a writer of this machine and boot does."""
+    """Return the prefix of a temporary file of a writer on this machine and boot."""
     mine = temp_prefix()
     return mine.replace(f"-{os.getpid()}-", f"-{pid}-")
 
@@ -74,7 +74,7 @@ def load_json(text: bytes) -> Any:
 
 @contextmanager
 def terminal() -> Iterator[tuple[int, int]]:
-    """Give the two ends of a terminal; the caller closes the second."""
+    """Yield the two ends of a terminal; the caller closes the second."""
     master, slave = pty.openpty()
     try:
         yield master, slave
@@ -83,17 +83,17 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 def read_to_end(master: int) -> bytes:
-    """Read a terminal until nobody has it open any more."""
+    """Read a terminal until its other end is closed."""
     shown = b""
     while True:
         try:
             shown += os.read(master, 4096)
-        except OSError:  # EIO is how a terminal ends
+        except OSError:  # EIO: the other end is closed
             return shown
 
 
 def run_on_terminal(*arguments: object) -> tuple[bytes, bytes]:
-    """Run kvio with a terminal as stderr; what it showed there, and its standard output."""
+    """Run kvio with a terminal as stderr; return the output to the terminal and to stdout."""
     with terminal() as (master, slave):
         process = subprocess.Popen(
             [SCRIPT, *map(str, arguments)], stdout=subprocess.PIPE, stderr=slave

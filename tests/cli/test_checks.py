@@ -1,4 +1,4 @@
-"""verify and sweep."""
+"""kvio verify and kvio sweep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 class TestVerify:
     def test_a_clean_store_is_clean(self, store: Path) -> None:
-        """Exit status 0, one line, nothing on stderr."""
+        """Verify exits with 0 and prints one line, and nothing on stderr."""
         for number in range(3):
             run("put", store, f"k/{number}", stdin=bytes(number))
         done = run("verify", store)
@@ -26,7 +26,7 @@ class TestVerify:
         assert done.stdout.startswith(b"3 blocks checked, all good")
 
     def test_every_kind_of_damage_is_a_line_with_its_reason(self, store: Path) -> None:
-        """A flipped bit, a cut file, a swapped and a misplaced file are told; the rest is good."""
+        """A flipped bit, a truncated, a swapped and a misplaced file are reported."""
         for key in ("flipped", "cut", "swapped", "other", "misplaced", "good"):
             run("put", store, key, stdin=key.encode() * 1000)
         flip_a_bit(file_of(store, "flipped"), 100)
@@ -47,7 +47,7 @@ class TestVerify:
         assert "6 blocks checked, 4 bad" in done.stdout.decode()
 
     def test_only_the_prefix_is_checked(self, store: Path) -> None:
-        """A bad block elsewhere is not this call's business."""
+        """A bad block with another prefix is not reported."""
         run("put", store, "a/1", stdin=b"x")
         run("put", store, "b/1", stdin=b"x")
         flip_a_bit(file_of(store, "b/1"), 0)
@@ -55,19 +55,19 @@ class TestVerify:
         assert run("verify", store, "a/").returncode == 0
         assert run("verify", store, "b/").returncode == 1
 
-    def test_without_checksums_it_says_what_it_could_not_check(self, store: Path) -> None:
-        """Clean means little in layout=plain, and the user is told."""
+    def test_without_checksums_it_reports_that_they_are_missing(self, store: Path) -> None:
+        """In layout=plain only names and lengths are checked, and verify reports this."""
         url = f"hybrid://{store}?layout=plain"
         run("put", url, "k", stdin=b"x")
 
         assert "no checksums" in complaint(run("verify", url), 0)
 
-    def test_a_store_that_is_not_there_is_no_clean_store(self, tmp_path: Path) -> None:
-        """Exit status 2, not 0."""
+    def test_a_missing_store_is_no_clean_store(self, tmp_path: Path) -> None:
+        """The exit status is 2, not 0."""
         assert "does not exist" in complaint(run("verify", tmp_path / "nope"), 2)
 
     def test_the_bar_is_for_terminals_only(self, store: Path) -> None:
-        """A terminal sees a bar on stderr; a pipe sees nothing of it, and stdout is the same."""
+        """The bar appears on a terminal and not on a pipe; stdout is the same."""
         run("put", store, "k", stdin=b"x")
         shown, stdout = run_on_terminal("verify", store)
 
@@ -80,7 +80,7 @@ class TestRemoval:
 
     @pytest.fixture
     def damaged(self, store: Path) -> dict[str, bytes]:
-        """Put good and corrupt blocks in a store; the stored bytes of the corrupt ones."""
+        """Store good and corrupt blocks; return the stored bytes of the corrupt ones."""
         for key in ("good", "a/flipped", "cut"):
             run("put", store, key, stdin=key.encode() * 1000)
         flip_a_bit(file_of(store, "a/flipped"), 100)
@@ -88,7 +88,7 @@ class TestRemoval:
         return {key: file_of(store, key).read_bytes() for key in ("a/flipped", "cut")}
 
     def test_corrupt_blocks_are_removed(self, store: Path, damaged: dict[str, bytes]) -> None:
-        """A line each, exit status 0 since none is left, and the next check is clean."""
+        """Each has a line, the exit status is 0 as none is left, and the next check is clean."""
         done = run("verify", store, "--delete-corrupt")
         lines = done.stdout.decode().splitlines()
 
@@ -104,7 +104,7 @@ class TestRemoval:
     def test_corrupt_blocks_are_moved(
         self, store: Path, damaged: dict[str, bytes], tmp_path: Path
     ) -> None:
-        """Their stored bytes are in the directory, by the name that the line says."""
+        """Their stored bytes are in the directory, under the name in the printed line."""
         directory = tmp_path / "quarantine"
         done = run("verify", store, "--quarantine", directory)
         moved = dict(re.findall(r"^moved (\S+) to (.*)$", done.stdout.decode(), re.MULTILINE))
@@ -115,8 +115,8 @@ class TestRemoval:
         assert "2 bad, 2 moved" in done.stdout.decode()
         assert run("ls", store).stdout == b"good\n"
 
-    def test_what_cannot_be_removed_is_left_and_said(self, store: Path) -> None:
-        """Misplaced files and intact blocks of other keys stay; exit status 1."""
+    def test_blocks_that_cannot_be_removed_are_reported(self, store: Path) -> None:
+        """Misplaced files and intact blocks of other keys are kept; the exit status is 1."""
         for key in ("flipped", "swapped", "other", "misplaced"):
             run("put", store, key, stdin=key.encode() * 1000)
         flip_a_bit(file_of(store, "flipped"), 100)
@@ -132,15 +132,15 @@ class TestRemoval:
         assert run("ls", store).stdout == b"misplaced\nother\nswapped\n"
 
     def test_only_the_prefix_is_removed(self, store: Path, damaged: dict[str, bytes]) -> None:
-        """What was not to be checked stays as it is."""
+        """Blocks with another prefix are not changed."""
         assert run("verify", store, "a/", "--delete-corrupt").returncode == 0
         assert file_of(store, "cut").read_bytes() == damaged["cut"]
 
     @pytest.mark.usefixtures("damaged")
-    def test_what_cannot_be_is_refused_before_anything_is_done(
+    def test_invalid_options_are_refused_before_anything_is_done(
         self, store: Path, tmp_path: Path
     ) -> None:
-        """Both options, or a directory in the store itself or that cannot be made: status 2."""
+        """Both options, a directory inside the store, or one that cannot be created."""
         (tmp_path / "file").write_bytes(b"")
         for options in (
             ("--delete-corrupt", "--quarantine", tmp_path / "q"),
@@ -157,7 +157,7 @@ class TestRemoval:
         assert not (tmp_path / "q").exists()
 
     def test_a_clean_store_stays_as_it_is(self, store: Path, tmp_path: Path) -> None:
-        """Nothing to do is done with exit status 0."""
+        """Without corrupt blocks the exit status is 0."""
         run("put", store, "k", stdin=b"x")
 
         assert run("verify", store, "--delete-corrupt").returncode == 0
@@ -168,7 +168,7 @@ class TestRemoval:
 
 class TestSweep:
     def leftovers(self, store: Path) -> tuple[Path, Path]:
-        """Put a dead writer's and a living writer's temporary beside a block."""
+        """Create temporary files of a dead and of a live writer beside a block."""
         run("put", store, "k", stdin=b"x")
         leaf = file_of(store, "k").parent
         with subprocess.Popen([sys.executable, "-c", ""]) as gone:
@@ -180,8 +180,8 @@ class TestSweep:
             path.write_bytes(b"half a block")
         return dead, living
 
-    def test_a_dry_run_names_and_keeps(self, store: Path) -> None:
-        """Only the dead writer's file is named, and it still stands."""
+    def test_a_dry_run_removes_nothing(self, store: Path) -> None:
+        """Only the dead writer's file is printed, and it still exists."""
         dead, _ = self.leftovers(store)
         done = run("sweep", store, "--dry-run")
 
@@ -189,8 +189,8 @@ class TestSweep:
         assert done.stderr == b"1 leftover would be removed\n"
         assert dead.exists()
 
-    def test_a_sweep_removes_what_is_dead_and_nothing_else(self, store: Path) -> None:
-        """The living writer's file and the block stay."""
+    def test_a_sweep_removes_only_files_of_dead_writers(self, store: Path) -> None:
+        """The live writer's file and the block are kept."""
         dead, living = self.leftovers(store)
         done = run("sweep", store)
 
@@ -200,6 +200,6 @@ class TestSweep:
         assert run("get", store, "k").stdout == b"x"
 
     @pytest.mark.parametrize("age", ["", "soon", "-1s", "3w", "1e3"])
-    def test_an_age_that_is_none_is_refused(self, store: Path, age: str) -> None:
+    def test_an_invalid_age_is_refused(self, store: Path, age: str) -> None:
         """A typo must not become an age of zero."""
         assert "not a duration" in complaint(run("sweep", store, f"--older-than={age}"), 2)

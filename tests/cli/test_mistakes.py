@@ -1,4 +1,4 @@
-"""What a user can do wrong is one line and an exit status; help says how it is done right."""
+"""User errors are one line and an exit status, and every command has help."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ COMMANDS = ("doctor", "tune", "put", "get", "ls", "stat", "rm", "verify", "sweep
 
 class TestMistakes:
     def test_a_missing_block_is_status_1(self, store: Path, tmp_path: Path) -> None:
-        """One line, and no file is made or harmed."""
-        standing = tmp_path / "standing"
-        standing.write_bytes(b"mine")
+        """The error is one line, and the target file is not changed."""
+        existing = tmp_path / "existing"
+        existing.write_bytes(b"mine")
 
-        assert "no block 'nope'" in complaint(run("get", store, "nope", standing), 1)
+        assert "no block 'nope'" in complaint(run("get", store, "nope", existing), 1)
         assert "no block 'nope'" in complaint(run("stat", store, "nope"), 1)
-        assert standing.read_bytes() == b"mine"
+        assert existing.read_bytes() == b"mine"
 
     def test_a_corrupt_block_is_not_written_out(self, store: Path, tmp_path: Path) -> None:
-        """Status 1, no byte on stdout, no file."""
+        """The status is 1, stdout is empty, and no file is written."""
         run("put", store, "k", stdin=bytes(50_000))
         flip_a_bit(file_of(store, "k"), 40_000)
         to_stdout = run("get", store, "k", "-")
@@ -43,12 +43,12 @@ class TestMistakes:
         "key", ["", "../x", "/x", "a//b", "a/", ".x", "a b", "é", "k" * 201, "a\nb"]
     )
     def test_an_invalid_key_is_refused(self, store: Path, key: str) -> None:
-        """Status 2, and nothing is stored."""
+        """The status is 2, and nothing is stored."""
         assert "invalid key" in complaint(run("put", store, key, stdin=b"x"), 2)
         assert not list(store.rglob("*~*"))
 
     def test_a_missing_or_wrong_file_is_named(self, store: Path, tmp_path: Path) -> None:
-        """The complaint carries the file's name and the system's reason."""
+        """The error has the file's name and the system's reason."""
         nope = tmp_path / "nope"
 
         assert complaint(run("put", store, "k", nope), 2) == (
@@ -58,7 +58,7 @@ class TestMistakes:
         assert "Not a directory" in complaint(run("put", "-r", store, "k", Path(__file__)), 2)
 
     def test_an_unreadable_file_is_named(self, store: Path, tmp_path: Path) -> None:
-        """The complaint says that permission is missing."""
+        """The error has the file's name and "Permission denied"."""
         if os.geteuid() == 0:
             pytest.skip("permissions do not bind root")
         secret = tmp_path / "secret"
@@ -68,20 +68,20 @@ class TestMistakes:
         assert complaint(run("put", store, "k", secret), 2) == f"kvio: {secret}: Permission denied"
 
     def test_a_target_that_cannot_be_written_is_named(self, store: Path, tmp_path: Path) -> None:
-        """Nothing is left beside the target."""
+        """No temporary file is left."""
         run("put", store, "k", stdin=b"x")
         target = tmp_path / "no-such-directory" / "out"
 
         assert str(target) in complaint(run("get", store, "k", target), 2)
         assert os.listdir(tmp_path) == []
 
-    def test_a_target_stays_as_it_was_when_its_new_content_cannot_be_written(
+    def test_a_target_is_unchanged_if_its_new_content_cannot_be_written(
         self, store: Path, tmp_path: Path
     ) -> None:
-        """The file size limit cuts the write; the standing file is whole and alone."""
+        """The write exceeds the file size limit; the existing file is unchanged and alone."""
         run("put", store, "k", stdin=bytes(kvio.MiB))
         target = tmp_path / "target"
-        target.write_bytes(b"standing")
+        target.write_bytes(b"existing")
         limited = subprocess.run(
             ["sh", "-c", 'ulimit -f 128; exec "$@"', "sh", SCRIPT, "get", store, "k", target],
             capture_output=True,
@@ -90,7 +90,7 @@ class TestMistakes:
         )
 
         assert complaint(limited, 2) == f"kvio: {target}: File too large"
-        assert target.read_bytes() == b"standing"
+        assert target.read_bytes() == b"existing"
         assert os.listdir(tmp_path) == ["target"]
 
     def test_a_full_disk_is_one_line(self, store: Path) -> None:
@@ -102,20 +102,20 @@ class TestMistakes:
         assert "No space left" in complaint(run("get", store, "k", "/dev/full"), 2)
 
     def test_no_store_is_one_line(self, tmp_path: Path) -> None:
-        """Whatever the command, a store that is not there is said so."""
+        """Every command reports that the store does not exist."""
         for arguments in (["ls"], ["get", "k"], ["verify"], ["sweep"], ["rm", "k"], ["stat", "k"]):
             command, *rest = arguments
             done = run(command, tmp_path / "nope", *rest)
 
             assert "does not exist" in complaint(done, 2)
 
-    def test_unknown_backends_are_told_with_the_nearest(self) -> None:
-        """A typo is met with a suggestion, an absent backend with what there is."""
+    def test_an_unknown_backend_is_reported_with_a_suggestion(self) -> None:
+        """For a typo the error suggests the nearest name, else it lists the backends."""
         assert "did you mean 'hybrid'" in complaint(run("ls", "hybird:///mnt"), 2)
         assert "no backend is named 'gopher'" in complaint(run("doctor", "gopher://b/p"), 2)
 
     def test_bad_options_are_one_line(self, store: Path) -> None:
-        """An option of the URL or of the command that cannot be is told, with where to look."""
+        """The error names the invalid option of the URL or command, and the help to read."""
         assert "unknown option 'durabilty'" in complaint(
             run("ls", f"hybrid://{store}?durabilty=x"), 2
         )
@@ -125,14 +125,14 @@ class TestMistakes:
         assert "--offset" in complaint(run("get", store, "k", "--offset", "-1"), 2)
         assert "--prefix needs" in complaint(run("get", "--prefix", store, "k"), 2)
 
-    def test_a_root_open_to_others_is_refused(self, store: Path) -> None:
-        """The reason and the way out are in the line."""
+    def test_a_root_writable_by_others_is_refused(self, store: Path) -> None:
+        """The error has the reason and the option that allows it."""
         store.chmod(0o777)
 
         assert "shared_root=true" in complaint(run("put", store, "k", stdin=b"x"), 2)
 
     def test_a_closed_pipe_ends_it_quietly(self, store: Path) -> None:
-        """`kvio get | head` prints no complaint and does not pretend to have written all."""
+        """`kvio get | head` prints no error and exits with 141."""
         run("put", store, "k", stdin=bytes(3 * kvio.MiB))
         with subprocess.Popen(
             [SCRIPT, "get", store, "k", "-"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -147,17 +147,17 @@ class TestMistakes:
 
     @pytest.mark.usefixtures("ctrl_c")
     def test_ctrl_c_ends_it_quietly(self, store: Path) -> None:
-        """Exit status 130, no traceback, no block."""
+        """The exit status is 130, without a traceback and without a block."""
         with subprocess.Popen(
             [SCRIPT, "put", store, "k", "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             assert process.stdin is not None
             assert process.stderr is not None
-            # More than a pipe holds: when this returns, kvio is reading.
+            # More than a pipe's buffer: when this returns, kvio is reading.
             process.stdin.write(bytes(kvio.MiB))
             process.stdin.flush()
             process.send_signal(signal.SIGINT)
-            # Python may see a signal between two reads only when the second ends.
+            # Python may handle a signal that arrives between two reads only after the second.
             process.stdin.close()
 
             assert process.stderr.read() == b""
@@ -167,7 +167,7 @@ class TestMistakes:
 
 class TestHelp:
     def test_without_arguments_it_prints_help(self) -> None:
-        """A newcomer learns the commands, an example and the exit statuses."""
+        """The help lists all commands."""
         done = run()
 
         assert (done.returncode, done.stderr) == (0, b"")
@@ -175,12 +175,14 @@ class TestHelp:
         assert done.stdout == run("--help").stdout
 
     def test_the_version_is_the_package_s(self) -> None:
-        """One line."""
-        said = f"kvio {kvio.__version__}\n"
+        """Both the script and the module print one line."""
+        expected = f"kvio {kvio.__version__}\n"
         module = [sys.executable, "-m", "kvio", "--version"]
 
-        assert run("--version").stdout.decode() == said
-        assert subprocess.run(module, capture_output=True, text=True, timeout=60).stdout == said
+        found = subprocess.run(module, capture_output=True, text=True, timeout=60)
+
+        assert run("--version").stdout.decode() == expected
+        assert found.stdout == expected
 
     @pytest.mark.parametrize("columns", [80, 120])
     def test_every_help_fits_the_terminal_and_has_an_example(self, columns: int) -> None:
@@ -192,7 +194,7 @@ class TestHelp:
             assert any(f"kvio {command}" in line for line in lines[2:])
 
     def test_without_the_extra_it_names_the_extra(self) -> None:
-        """One line and status 2, whichever of the two packages is missing."""
+        """The error is one line with status 2, whichever of the two packages is missing."""
         for name in ("typer", "rich"):
             code = (
                 f"import sys; sys.modules[{name!r}] = None; from kvio.cli import main; "

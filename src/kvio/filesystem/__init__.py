@@ -1,1 +1,1 @@
-"""What a directory lies on, as far as the kernel shows it, and what its fsync is worth."""
+"""Find the file systems and devices below a directory, as far as the kernel shows them."""

@@ -1,7 +1,7 @@
-"""From a path to what it lies on: file systems on devices, or on other file systems.
+"""Find the file systems and devices below a path, through overlays and loop devices.
 
-An overlay writes to its upper directory, a loop device to a file, and either lies on a file system
-again. A container hides the paths of its host; what is hidden is reported, never guessed.
+An overlay writes to its upper directory and a loop device to a file; both are on another file
+system. A container hides the paths of its host; hidden layers are reported, never guessed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from kvio.filesystem.sysfs import Tree
 MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs", "rootfs", "hugetlbfs", "devtmpfs"})
 #: Block devices whose bytes are in memory: brd and zram.
 _is_memory_device: Final = re.compile(r"(ram|zram)[0-9]+").fullmatch
-#: A path may lie on a file that lies on a path …: loop devices and overlays.
+#: Limit for nested loop devices and overlays.
 DEEPEST: Final = 8
 _BLOCK: Final = "/sys/class/block"
 _BTRFS: Final = "/sys/fs/btrfs"
 _EXT4: Final = "/sys/fs/ext4"
-#: What the sysfs file ``journal_task`` of an ext4 says where there is no journal (Linux 5.3).
+#: Content of the sysfs file ``journal_task`` of an ext4 without a journal (Linux 5.3).
 _NO_JOURNAL: Final = "<none>"
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The file system that holds a directory's names and files, below all overlays.
+    """The file system that stores a directory's names and files, below all overlays.
 
     Attributes:
-        kind: its type, as mount(2) calls it.
-        device: what the kernel calls its block device; None: it has none, or it is hidden.
-        options: as it is mounted.
+        kind: its type, as in mount(2).
+        device: the kernel's name of its block device; None: it has none, or it is hidden.
+        options: its mount options.
     """
 
     kind: str
@@ -45,12 +45,12 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a path was found to lie on.
+    """The storage below a path.
 
     Attributes:
-        holder: the file system that holds it; None: not visible.
-        memory: what of it is memory, in a sentence; None: nothing that is visible.
-        hidden: what could not be looked at, in a sentence; None: all of it was.
+        holder: the file system that stores it; None: not visible.
+        memory: a sentence that names the layer that is memory; None: no visible layer is.
+        hidden: a sentence that names the layer that is not visible; None: all are visible.
     """
 
     holder: Holder | None
@@ -60,13 +60,13 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block device: what it is made of.
+    """A block device and what it consists of.
 
     Attributes:
-        name: as the kernel calls it.
-        directory: in sysfs, without links; None: it is not there.
-        parts: the devices it is made of, in sysfs: the disk of a partition, members of an array.
-        file: the file below a loop device.
+        name: the kernel's name.
+        directory: its sysfs directory, without symbolic links; None: there is none.
+        parts: the devices below it, in sysfs: the disk of a partition, the members of an array.
+        file: the backing file of a loop device.
     """
 
     name: str
@@ -77,13 +77,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path, and the mount it is on.
+    """A path and its mount.
 
     Attributes:
-        name: what to call it.
-        plain: the path without links.
-        device: its device number, where the kernel could be asked.
-        mount: None: the kernel lists none for it.
+        name: the path as shown in messages.
+        plain: the path without symbolic links.
+        device: its device number; None: not available from the kernel.
+        mount: its mount; None: the kernel lists none.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Place:
 
     @property
     def number(self) -> tuple[int, int] | None:
-        """The number of its block device; None: its file system has none of its own."""
+        """Return the number of its block device; None: its file system has none."""
         if self.device is not None and self.device[0]:
             return self.device
         number = self.mount.device if self.mount is not None else None
@@ -101,13 +101,13 @@ class Place:
 
 
 def place_of(tree: Tree, path: str) -> Place:
-    """Find the mount of a path.
+    """Return the mount of a path.
 
-    Of what is not there yet the nearest directory above counts, where it would be made. A copy of
-    a machine has no such files, and has no device numbers.
+    A missing path stands for its nearest existing parent directory. If *tree* is a copy of a
+    machine's /proc and /sys, the path itself is not checked, and there are no device numbers.
 
     Raises:
-        OSError, ValueError: the path cannot be looked at.
+        OSError, ValueError: stat of the path failed.
     """
     name, plain, device = path, os.path.normpath("/" + path.lstrip("/")), None
     if tree.is_system:
@@ -121,7 +121,7 @@ def place_of(tree: Tree, path: str) -> Place:
 
 
 def _nearest(path: str) -> tuple[str, os.stat_result]:
-    """Look at a path, or at the nearest directory above it that is there."""
+    """Return a path, or its nearest existing parent directory, with its stat."""
     while True:
         try:
             return path, os.stat(path)
@@ -130,21 +130,21 @@ def _nearest(path: str) -> tuple[str, os.stat_result]:
 
 
 def block_of_number(number: tuple[int, int]) -> str:
-    """Return where sysfs has a block device."""
+    """Return the sysfs path of a block device."""
     return f"/sys/dev/block/{number[0]}:{number[1]}"
 
 
 def block_name(tree: Tree, link: str) -> str | None:
-    """Return what the kernel calls a block device in sysfs; None: it is hidden."""
+    """Return the kernel's name of a block device in sysfs; None: it is hidden."""
     lines = (tree.text(f"{link}/uevent") or "").splitlines()
     found = (line.partition("=")[2] for line in lines if line.startswith("DEVNAME="))
     return next((name.replace("/", "!") for name in found), None)
 
 
 def blocks_named(tree: Tree, source: str) -> tuple[str, ...]:
-    """Find the block devices of a mount's source in sysfs; for btrfs all of its devices."""
+    """Return the block devices of a mount's source in sysfs; all devices of a btrfs."""
     name = (tree.real(source) if tree.is_system else None) or source
-    name = name.removeprefix("/dev/").replace("/", "!")  # as sysfs writes it
+    name = name.removeprefix("/dev/").replace("/", "!")  # sysfs writes / as !
     if name.startswith("mapper!"):
         wanted = name.removeprefix("mapper!")
         maps = (block for block in tree.names(_BLOCK) if block.startswith("dm-"))
@@ -158,7 +158,7 @@ def blocks_named(tree: Tree, source: str) -> tuple[str, ...]:
 
 
 def block_at(tree: Tree, link: str) -> Block:
-    """Look at a block device in sysfs."""
+    """Read the description of a block device from sysfs."""
     directory = tree.real(link)
     name = os.path.basename(directory or link)
     if directory is None:
@@ -171,7 +171,7 @@ def block_at(tree: Tree, link: str) -> Block:
 
 
 def blocks_below(tree: Tree, place: Place) -> tuple[str, ...]:
-    """Return the block devices, in sysfs, that a mount's file system is on; none: it has none."""
+    """Return the block devices, in sysfs, of a mount's file system; empty if it has none."""
     if place.number is not None:
         return (block_of_number(place.number),)
     if place.mount is not None and place.mount.source.startswith("/dev/"):
@@ -180,7 +180,7 @@ def blocks_below(tree: Tree, place: Place) -> tuple[str, ...]:
 
 
 def ground_of(tree: Tree, path: str) -> Ground:
-    """Find out what a path lies on, down to the devices, as far as the kernel shows it."""
+    """Return the storage below a path, down to the devices, as far as the kernel shows it."""
     try:
         place = place_of(tree, path)
     except (OSError, ValueError) as exc:
@@ -218,7 +218,7 @@ def _holder_of(tree: Tree, place: Place, depth: int) -> Holder | None:
 
 
 def _beneath(tree: Tree, path: str, place: Place, depth: int) -> Iterator[tuple[bool, str]]:
-    """Yield what is memory (True) and what is hidden (False) below a path."""
+    """Yield (True, sentence) for memory and (False, sentence) for hidden layers below a path."""
     mount = place.mount
     if depth > DEEPEST or mount is None:
         yield False, f"the mount of {path} is not visible here"

@@ -1,4 +1,4 @@
-"""Which mount a path is on, by /proc/self/mountinfo."""
+"""Find the mount of a path in /proc/self/mountinfo."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Mount:
     """One line of mountinfo, see proc_pid_mountinfo(5).
 
     Attributes:
-        device: major and minor number; major 0 is no block device.
-        point: where it is mounted.
+        device: major and minor number; major 0: no block device.
+        point: the mount point.
         kind: the file system type.
-        source: what is mounted, as the file system says.
-        options: of the file system.
+        source: the mounted device or name, as reported by the file system.
+        options: the options of the file system.
     """
 
     device: tuple[int, int]
@@ -30,7 +30,7 @@ class Mount:
     options: tuple[str, ...]
 
     def option(self, name: str) -> str | None:
-        """Give the value of an option."""
+        """Return the value of an option, or None."""
         for option in self.options:
             if option.startswith(f"{name}="):
                 return _plain(option[len(name) + 1 :])
@@ -38,7 +38,7 @@ class Mount:
 
 
 def parse_mounts(text: str) -> Iterator[Mount]:
-    """Yield the mounts in the order they were made; lines that are not whole are ignored."""
+    """Yield the mounts in the order they were made; ignore incomplete lines."""
     for line in text.split("\n"):
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")
@@ -56,15 +56,15 @@ def parse_mounts(text: str) -> Iterator[Mount]:
 def mount_of(
     mounts: Sequence[Mount], path: str, device: tuple[int, int] | None = None
 ) -> Mount | None:
-    """Find the mount that an absolute path without links is on.
+    """Return the mount of an absolute path without symbolic links, or None.
 
     Args:
-        mounts: as mountinfo lists them.
-        path: what is looked for.
-        device: the path's device number where it could be asked for. It tells a mount from one
-            that hides it. Files of btrfs and overlayfs have numbers that no mount has, but of a
-            file system on a block device they have its own: else the mount is not listed, as
-            those around a chroot are not.
+        mounts: the mounts, in the order of mountinfo.
+        path: the path.
+        device: the path's device number, if known. It distinguishes a mount from another mount
+            that hides it. On btrfs and overlayfs the device number of a file is not that of its
+            mount. On a file system with a block device the two are equal; if they differ, the
+            path's mount is not listed, as outside a chroot.
     """
     above = [(n, mount) for n, mount in enumerate(mounts) if _is_below(path, mount.point)]
     same = [(n, mount) for n, mount in above if mount.device == device]
@@ -79,5 +79,5 @@ def _is_below(path: str, point: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    r"""Undo ``\040`` and the like."""
+    r"""Decode octal escapes such as ``\040``."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)

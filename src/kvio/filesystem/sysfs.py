@@ -1,4 +1,4 @@
-"""Reading the kernel's files below a root, which a test makes by itself."""
+"""Read /proc and /sys below a root directory; tests use a copy of them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _MOST_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The files below one root.
+    """The files below one root directory.
 
-    Paths are given and returned as seen from the root. What is missing, unreadable or, by a link,
-    outside is None or empty: a container may hide any part of /sys and /proc.
+    Paths are relative to the root. A file that is missing, unreadable, or outside the root after
+    following links, is None or empty, because a container may hide any part of /sys and /proc.
     """
 
     root: str
 
     @property
     def is_system(self) -> bool:
-        """It is this machine, not a copy of one."""
+        """Return whether the root is ``/``, that is, this machine and not a copy."""
         return self.root == "/"
 
     def text(self, path: str) -> str | None:
-        """Give what a file says; a file without end is cut."""
+        """Return the first MiB of a file as text, or None."""
         try:
             with open(self._outside(path), "rb") as file:
                 return file.read(_MOST_BYTES).decode("utf-8", "surrogateescape")
@@ -34,14 +34,14 @@ class Tree:
             return None
 
     def names(self, path: str) -> tuple[str, ...]:
-        """List a directory, sorted."""
+        """Return the sorted names in a directory."""
         try:
             return tuple(sorted(os.listdir(self._outside(path))))
         except (OSError, ValueError):
             return ()
 
     def real(self, path: str) -> str | None:
-        """Follow all links of a path that is there."""
+        """Return an existing path without symbolic links, or None."""
         try:
             found = os.path.realpath(self._outside(path), strict=True)
         except (OSError, ValueError):
@@ -49,7 +49,7 @@ class Tree:
         return self._inside(found)
 
     def upwards(self, path: str) -> Iterator[str]:
-        """Yield a directory and those above it, without ``/sys/devices`` and what holds it."""
+        """Yield a directory and its parents below ``/sys/devices``."""
         while path.startswith("/sys/devices/"):
             yield path
             path = os.path.dirname(path)
@@ -64,5 +64,5 @@ class Tree:
 
 
 def tree_at(root: str | os.PathLike[str]) -> Tree:
-    """Give the files below a root."""
+    """Return the files below a root directory."""
     return Tree(os.path.realpath(root))

@@ -1,4 +1,4 @@
-"""Measuring which I/O mode is fastest on one mount, for the calibration of the hybrid backend."""
+"""Measure the fastest I/O mode per size on one mount, to calibrate the hybrid backend."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From median times to a calibration: pure functions.
+"""Compute a calibration from median times with pure functions.
 
-A mode takes sizes over from the default only where it is clearly better, and every step in the
-table has to pay for itself, so that noise makes none.
+A mode replaces the default only for sizes where it is clearly faster, and every step in the table
+has a cost, so that noise causes no steps.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from kvio.types import IOMode, KiB
 Direction: TypeAlias = Literal["write", "read"]
 DIRECTIONS: Final[tuple[Direction, ...]] = ("write", "read")
 
-#: What another mode than the default must gain at a size: 5 % of the time.
-LEAVING: Final = math.log(1.05)
-#: What one more step in the table must gain over all sizes: 10 % of the time of one.
-STEPPING: Final = math.log(1.10)
+#: The cost of a mode other than the default, per size: it must be 5 % faster.
+NON_DEFAULT_COST: Final = math.log(1.05)
+#: The cost of a step that the default does not have: it must save 10 % of the time of one size.
+STEP_COST: Final = math.log(1.10)
 
 
 def default_steps(direction: Direction) -> tuple[Step, ...]:
-    """Give the steps that stand without calibration.
+    """Return the steps used without calibration.
 
-    Those of reads where the page cache can be asked: cold reads are what is measured.
+    For reads these are the steps for cold blocks, because cold reads are measured.
     """
     return BY_SIZE.write[1] if direction == "write" else CACHE_AWARE.read[1]
 
 
 def medians(row: Sequence[Cell], direction: Direction) -> dict[int, dict[IOMode, float]]:
-    """Give the median seconds a block by size and mode; nothing for a size with too few rounds."""
+    """Return the median seconds per block by size and mode; a size with few rounds has none."""
     return {
         cell.nbytes: {mode: median(seconds) for mode, seconds in cell.samples(direction).items()}
         if cell.measured
@@ -46,12 +46,11 @@ def medians(row: Sequence[Cell], direction: Direction) -> dict[int, dict[IOMode,
 def choose(
     seconds: Mapping[int, Mapping[IOMode, float]], default: Sequence[Step]
 ) -> tuple[Step, ...]:
-    """Turn median seconds by size and mode into steps.
+    """Return the steps with the least cost for median seconds by size and mode.
 
-    The modes are those with the least cost over all sizes together: how much slower each is than
-    the best of its size, plus `LEAVING` for every size at which it is not the default, plus
-    `STEPPING` for every step that the default does not have. A size without medians keeps the
-    default.
+    The cost is summed over all sizes: the logarithm of how much slower the mode is than the best
+    mode of the size, plus `NON_DEFAULT_COST` if it is not the default, plus `STEP_COST` for every
+    step that the default does not have. A size without medians keeps the default.
     """
     sizes = sorted(seconds)
     if not sizes:
@@ -60,11 +59,13 @@ def choose(
         mode: (cost, [mode]) for mode, cost in _costs(seconds[sizes[0]], default, sizes[0]).items()
     }
     for before, nbytes in itertools.pairwise(sizes):
-        own = (mode_at(default, before), mode_at(default, nbytes))
+        default_pair = (mode_at(default, before), mode_at(default, nbytes))
         best = {
             mode: min(
                 (
-                    so_far + cost + (mode is not path[-1] and (path[-1], mode) != own) * STEPPING,
+                    so_far
+                    + cost
+                    + (mode is not path[-1] and (path[-1], mode) != default_pair) * STEP_COST,
                     [*path, mode],
                 )
                 for so_far, path in best.values()
@@ -75,7 +76,7 @@ def choose(
 
 
 def calibrate(rows: Mapping[int, Sequence[Cell]], reason: str, *, cold: bool) -> Calibration:
-    """Make the calibration of cells by concurrency; reads that were not *cold* decide nothing."""
+    """Return the calibration for cells by concurrency; ignore reads that were not *cold*."""
 
     def table(direction: Direction) -> dict[int, tuple[Step, ...]]:
         default = default_steps(direction)
@@ -91,7 +92,7 @@ def calibrate(rows: Mapping[int, Sequence[Cell]], reason: str, *, cold: bool) ->
 
 
 def crossings(row: Sequence[Cell], direction: Direction) -> list[int]:
-    """Give the sizes halfway (log) between neighbours of different modes more than 2x apart."""
+    """Return the geometric means of adjacent sizes with different modes, if over 2x apart."""
     steps = choose(medians(row, direction), default_steps(direction))
     return [
         math.isqrt(below.nbytes * above.nbytes)
@@ -102,7 +103,7 @@ def crossings(row: Sequence[Cell], direction: Direction) -> list[int]:
 
 
 def mode_at(steps: Sequence[Step], nbytes: int) -> IOMode:
-    """Look up the mode of a size."""
+    """Return the mode of a size."""
     for step in steps:
         if step.below_nbytes is None or nbytes < step.below_nbytes:
             return step.mode
@@ -112,13 +113,13 @@ def mode_at(steps: Sequence[Step], nbytes: int) -> IOMode:
 def _costs(
     seconds: Mapping[IOMode, float], default: Sequence[Step], nbytes: int
 ) -> dict[IOMode, float]:
-    """Say what each mode would cost at one size, in logarithms of time."""
-    standing = mode_at(default, nbytes)
+    """Return the cost of each mode at one size, in logarithms of time."""
+    default_mode = mode_at(default, nbytes)
     if not seconds:
-        return {standing: 0.0}
+        return {default_mode: 0.0}
     least = min(seconds.values())
     return {
-        mode: math.log(value / least) + (mode is not standing) * LEAVING
+        mode: math.log(value / least) + (mode is not default_mode) * NON_DEFAULT_COST
         for mode, value in seconds.items()
     }
 
@@ -134,7 +135,7 @@ def _merge(chosen: Sequence[tuple[int, IOMode]], default: Sequence[Step]) -> tup
 def _threshold(
     below: int, mode: IOMode, above: int, next_mode: IOMode, default: Sequence[Step]
 ) -> int:
-    """Put a step between two sizes: where the default has the same one, else halfway (log)."""
+    """Return the threshold of a step: the default's if it has this step, else the middle (log)."""
     if (mode_at(default, below), mode_at(default, above)) == (mode, next_mode):
         for step in default:
             if step.below_nbytes is not None and below < step.below_nbytes <= above:

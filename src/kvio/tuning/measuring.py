@@ -1,8 +1,8 @@
-"""Timing blocks in every mode, by turns, within a budget.
+"""Measure blocks in alternating I/O modes, within a budget.
 
-One trial writes blocks, settles them (writes back what is dirty and drops the page cache), and
-reads them cold. A round lets every mode make its trial, each round another one first, so that
-whatever drifts on the machine meets all modes alike.
+One trial writes blocks, settles them (writes back dirty pages and drops them from the page cache),
+and reads them cold. A round makes one trial per mode, in rotating order, so that drift of the
+machine affects all modes equally.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kvio.policies import Calibration, Step, dump_calibration
 from kvio.store import Store
 from kvio.types import BlockResult, Durability, IOMode, KiB, MiB
 
-#: Told the share of the budget that is spent (0 to 1), and what is measured now.
+#: A callback with the share of the budget that is spent (0 to 1) and the current measurement.
 Report: TypeAlias = Callable[[float, str], None]
 _Blocks: TypeAlias = Sequence[tuple[str, memoryview]]
 
 SIZES: Final = tuple(4 * KiB << 2 * step for step in range(8))
 MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 25
-#: What the cells of one trial may hold in memory and on the medium.
+#: Maximum of bytes per trial, in memory and in the file system.
 MAX_TRIAL_BYTES: Final = 256 * MiB
 _SINGLE_BYTES: Final = MiB
 _BATCH_BYTES: Final = 4 * MiB
@@ -41,14 +41,14 @@ _BACKENDS: Final = {IOMode.BUFFERED: "posix-tmpfile", IOMode.DIRECT: "posix-dire
 
 @dataclass(slots=True)
 class Cell:
-    """One size at one concurrency, and what was measured of it: a sample a round and mode.
+    """One size at one concurrency, with one sample per round and mode.
 
     Attributes:
-        nblocks: blocks of one trial.
-        write_s: seconds a block until it reached the level asked for.
-        settle_s: seconds a block that writing back took after that.
-        read_s: seconds a block for a cold read.
-        dirty: bytes of a trial still to be written back when its writes had returned.
+        nblocks: blocks per trial.
+        write_s: seconds per block until it reached the requested level.
+        settle_s: seconds per block of the writeback after that.
+        read_s: seconds per block of a cold read.
+        dirty: dirty bytes of a trial when its writes had returned.
     """
 
     nbytes: int
@@ -63,21 +63,21 @@ class Cell:
 
     @property
     def measured(self) -> bool:
-        """There are enough rounds for a median."""
+        """Return whether there are enough rounds for a median."""
         return self.rounds >= MIN_ROUNDS
 
     @property
     def trial_bytes(self) -> int:
-        """Bytes that one trial writes."""
+        """Return the bytes that one trial writes."""
         return self.nbytes * self.nblocks
 
     def samples(self, direction: str) -> dict[IOMode, list[float]]:
-        """Give the samples that decide about a direction."""
+        """Return the samples for a direction."""
         return self.write_s if direction == "write" else self.read_s
 
 
 class Budget:
-    """Seconds and written bytes that may still be spent."""
+    """The remaining time and bytes to write."""
 
     def __init__(self, seconds: float, nbytes: int, report: Report | None) -> None:
         self.seconds = seconds
@@ -88,23 +88,23 @@ class Budget:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return time.monotonic() - self._started
 
     def allows(self, seconds: float, nbytes: int, share: float) -> bool:
-        """Tell whether a round fits into a *share* of the time and of the bytes."""
+        """Return whether a round fits into a *share* of the time and of the bytes."""
         fits = self.spent_s + seconds <= self.seconds * share
         return fits and self.written + nbytes <= self._max_bytes * share
 
     def take(self, nbytes: int, what: str) -> None:
-        """Note a round that begins."""
+        """Record the start of a round."""
         self.written += nbytes
         if self._report is not None:
             self._report(min(1.0, self.spent_s / self.seconds), what)
 
 
 class Trials(Protocol):
-    """What a schedule spends its budget on."""
+    """The interface through which a schedule runs trials."""
 
     modes: Sequence[IOMode]
 
@@ -113,7 +113,7 @@ class Trials(Protocol):
 
 
 class Bench:
-    """Open stores of one mode each below a directory, and memory to write from and read into."""
+    """One open store per mode below a directory, and a buffer to write from and read into."""
 
     def __init__(
         self,
@@ -133,10 +133,10 @@ class Bench:
         self._files = {mode: self._warm_up(directory, mode) for mode in modes}
         self.cold = True
         for mode in modes:
-            self.cold &= self._gets_cold(mode)
+            self.cold &= self._can_drop_cache(mode)
 
     def trial(self, cell: Cell, mode: IOMode) -> None:
-        """Write, settle and read the blocks of a cell once; leaves no block."""
+        """Write, settle and read the blocks of a cell once; remove them."""
         files = self._files[mode][: cell.nblocks]
         cuts = range(0, cell.trial_bytes, cell.nbytes)
         blocks = [
@@ -157,7 +157,7 @@ class Bench:
             os.unlink(path)
 
     def _warm_up(self, directory: str, mode: IOMode) -> list[tuple[str, str]]:
-        """Write every key once, which makes the directories; (key, path) pairs."""
+        """Write every key once to create the directories; return (key, path) pairs."""
         keys = [f"block-{number}" for number in range(_MAX_BLOCKS)]
         block = self.memory[: 4 * KiB]
         _check(self._stores[mode].write_blocks([(key, block) for key in keys]))
@@ -168,8 +168,8 @@ class Bench:
         }
         return [(key, found[key]) for key in keys]
 
-    def _gets_cold(self, mode: IOMode) -> bool:
-        """Tell whether the page cache of a file can be dropped; removes what the warm-up wrote."""
+    def _can_drop_cache(self, mode: IOMode) -> bool:
+        """Return whether a file's pages can be dropped; remove the files of the warm-up."""
         path = self._files[mode][0][1]
         _settle([path])
         with open(path, "rb") as file:
@@ -180,7 +180,7 @@ class Bench:
 
 
 class Schedule:
-    """Cells and whose turn it is: enough rounds for all, small sizes first, then as many each."""
+    """Orders the rounds: first enough for each cell, small sizes first, then equally many."""
 
     def __init__(self, bench: Trials, budget: Budget, *, trial_bytes: int) -> None:
         self.cells: list[Cell] = []
@@ -189,23 +189,23 @@ class Schedule:
         self._trial_bytes = trial_bytes
 
     def add(self, nbytes: int, concurrency: int) -> None:
-        """Plan a size, unless it is planned or does not fit."""
+        """Add a cell, unless it exists or does not fit."""
         room = self._trial_bytes // nbytes
         single = concurrency == 1
         wanted = -(-(_SINGLE_BYTES if single else _BATCH_BYTES) // nbytes)
         most = _MAX_SINGLE_BLOCKS if single else _MAX_BLOCKS
         nblocks = min(max(wanted, concurrency), most, room)
-        taken = any((c.nbytes, c.concurrency) == (nbytes, concurrency) for c in self.cells)
-        if nblocks >= min(2, concurrency) and not taken:
+        exists = any((c.nbytes, c.concurrency) == (nbytes, concurrency) for c in self.cells)
+        if nblocks >= min(2, concurrency) and not exists:
             self.cells.append(Cell(nbytes, concurrency, nblocks))
 
     def row(self, concurrency: int) -> list[Cell]:
-        """Give the cells of one concurrency by size."""
+        """Return the cells of one concurrency, sorted by size."""
         cells = (cell for cell in self.cells if cell.concurrency == concurrency)
         return sorted(cells, key=lambda cell: cell.nbytes)
 
     def spend(self, *, share: float) -> None:
-        """Run rounds until *share* of the budget is spent or all cells have enough."""
+        """Run rounds until *share* of the budget is spent or all cells have the maximum."""
         while ready := [cell for cell in self.cells if self._affordable(cell, share)]:
             self._round(min(ready, key=_urgency))
 
@@ -215,7 +215,7 @@ class Schedule:
         return cell.rounds < MAX_ROUNDS and self._budget.allows(seconds, nbytes, share)
 
     def _guess_s(self, cell: Cell) -> float:
-        """Guess the seconds of a first round from the nearest smaller trial."""
+        """Estimate the seconds of a first round from the next smaller trial."""
         known = [c for c in self.cells if c.rounds and c.trial_bytes <= cell.trial_bytes]
         near = max(known, key=lambda c: (c.trial_bytes, c.nbytes), default=None)
         if near is None:
@@ -240,7 +240,7 @@ def _urgency(cell: Cell) -> tuple[bool, int, int]:
 
 
 def _open(directory: str, mode: IOMode, threads: int, durability: Durability) -> Store:
-    """Open a store that does nothing but one mode."""
+    """Open a store that uses only one I/O mode."""
     root = os.path.join(directory, mode)
     os.mkdir(root, 0o700)
     if mode not in _BACKENDS:
@@ -253,7 +253,7 @@ def _open(directory: str, mode: IOMode, threads: int, durability: Durability) ->
 
 
 def _random_memory(nbytes: int) -> memoryview:
-    """Give page-aligned memory, touched, that no file system can compress."""
+    """Return page-aligned memory, already paged in, with incompressible bytes."""
     memory = buffers.aligned(nbytes)
     pattern = random.Random(nbytes).randbytes(min(nbytes, MiB + 1))  # noqa: S311  # not secret
     for at in range(0, nbytes, len(pattern)):
@@ -284,7 +284,7 @@ def _timed(step: Callable[[], None]) -> float:
 
 
 def _dirty_bytes(paths: Sequence[str]) -> list[int]:
-    """Sum what the page cache has yet to write of the files; nothing where it does not say."""
+    """Return the sum of the files' dirty bytes, or [] if the kernel does not report them."""
     total = 0
     for path in paths:
         with open(path, "rb") as file:
@@ -309,4 +309,4 @@ def _check(results: Iterable[BlockResult]) -> None:
         if result.error is not None:
             raise result.error
         if not result.ok:
-            raise KvioError(f"block {result.key!r} came back {result.status}")
+            raise KvioError(f"block {result.key!r}: unexpected status {result.status}")

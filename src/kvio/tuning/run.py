@@ -1,4 +1,4 @@
-"""Tuning one mount from end to end, and the calibration file."""
+"""Tune one mount, and save and load its calibration file."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ from kvio.url import parse_size
 
 _SUFFIX: Final = "tune"
 _ABANDONED_S: Final = 86400.0
-#: The share of the budget for the first pass; the rest refines around the crossings.
+#: Share of the budget for the first pass; the rest measures sizes where the best mode changes.
 _FIRST_SHARE: Final = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """A calibration and the measurements it stands on; *measured* is plain JSON."""
+    """A calibration and its measurements; *measured* is plain JSON."""
 
     calibration: Calibration
     measured: dict[str, Any]
 
     @property
     def decides(self) -> bool:
-        """Whether any size had rounds enough: else it is the default, whatever was measured."""
+        """Return whether any size had enough rounds; else the calibration is the default."""
         return any(cell["rounds"] >= MIN_ROUNDS for cell in self.measured["cells"])
 
     def dump(self) -> str:
-        """Give both as the text of a calibration file."""
+        """Return both as the text of a calibration file."""
         return dump_calibration(self.calibration, self.measured)
 
 
@@ -77,21 +77,21 @@ def tune(
     sizes: Sequence[int] = SIZES,
     report: Report | None = None,
 ) -> Tuning:
-    """Measure the mount of a directory and choose modes; leaves nothing behind.
+    """Measure the mount of a directory and choose I/O modes; leave no files behind.
 
     Args:
-        path: a directory on the mount; a private one is made in it and removed.
-        budget_s: seconds after which no further round is begun.
-        max_bytes: write at most this much in all.
-        io_threads: the concurrency to measure beside 1; default: as `open_store` chooses.
-        writes: time writes until they are ``visible`` or ``durable``.
-        sizes: block sizes in bytes, ascending; more are added where modes cross.
-        report: called before every round.
+        path: a directory on the mount; a private directory is created in it and removed.
+        budget_s: no round starts that would end after this many seconds.
+        max_bytes: maximum of bytes written in all.
+        io_threads: the concurrency to measure besides 1; default: as `open_store` chooses.
+        writes: measure writes until they are ``visible`` or ``durable``.
+        sizes: block sizes in bytes, ascending; more are added where the best mode changes.
+        report: callback before every round.
 
     Raises:
-        ConfigError: the path or a number cannot be.
-        UnsupportedError: there is nothing to choose here, or no durable write.
-        StorageError: the medium failed.
+        ConfigError: *path* is no directory, or a number is invalid.
+        UnsupportedError: there is only one I/O mode, or durable writes are not supported.
+        StorageError: the file system failed.
     """
     threads = _default_threads() if io_threads is None else io_threads
     if not budget_s > 0 or threads < 1:
@@ -129,12 +129,13 @@ def tune(
 
 
 def save(path: str, tuning: Tuning) -> str:
-    """Put a calibration file into *path*, whole or not at all, and return its name.
+    """Write the calibration file of *path* atomically and return its path.
 
-    Users who may list the directory may read it, where that is possible; only this one may write.
+    Only this user can write it. Users who can list the directory can read it if this user may
+    set its group.
 
     Raises:
-        StorageError: it could not be written.
+        StorageError: the file could not be written.
     """
     target = os.path.join(path, CALIBRATION_NAME)
     temporary = os.path.join(path, f"{temp_prefix()}{secrets.token_hex(16)}")
@@ -159,17 +160,17 @@ def save(path: str, tuning: Tuning) -> str:
 
 
 def load(path: str) -> Tuning:
-    """Read the calibration that stands in *path*.
+    """Read the existing calibration of *path*.
 
     Raises:
-        ConfigError: there is none, or it is not one.
-        StorageError: it could not be read.
+        ConfigError: there is none, or it is invalid.
+        StorageError: the file could not be read.
     """
     source = os.path.join(path, CALIBRATION_NAME)
     try:
         text = read_calibration(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"no calibration in {path!r}; kvio tune makes one") from None
+        raise ConfigError(f"no calibration in {path!r}; create one with kvio tune") from None
     except ValueError:
         raise ConfigError(f"{source} is not a calibration file; tune again") from None
     except OSError as exc:
@@ -181,13 +182,13 @@ def load(path: str) -> Tuning:
 
 @contextmanager
 def scratch_directory(path: str) -> Iterator[str]:
-    """Give a private directory in *path* that is gone afterwards, whatever happens in between.
+    """Create a private directory in *path*, yield it, and remove it.
 
-    What a killed run left there is removed too.
+    Leftovers of killed runs are removed too.
 
     Raises:
         ConfigError: *path* is no directory.
-        StorageError: none can be made in it.
+        StorageError: the directory could not be created.
     """
     if not os.path.isdir(path):
         raise ConfigError(f"{path!r} is not a directory")
@@ -196,7 +197,7 @@ def scratch_directory(path: str) -> Iterator[str]:
         _remove_leftovers(path)
         os.mkdir(directory, 0o700)
     except OSError as exc:
-        raise storage_error(exc.errno or errno.EIO, f"make a directory in {path!r}") from exc
+        raise storage_error(exc.errno or errno.EIO, f"create a directory in {path!r}") from exc
     try:
         os.chmod(directory, 0o700)
         yield directory
@@ -213,7 +214,7 @@ def _remove_leftovers(path: str) -> None:
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Keep a second Ctrl-C from stopping the cleaning up after the first."""
+    """Ignore a second Ctrl-C during the cleanup after the first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -236,13 +237,13 @@ def _measure(schedule: Schedule, sizes: Sequence[int], threads: int) -> dict[int
             for nbytes in crossings(row, direction):
                 schedule.add(nbytes, concurrency)
     schedule.spend(share=1.0)
-    # A size between that was not reached must not bring the default in between its neighbours.
+    # An unmeasured size between two others must not insert the default mode between them.
     schedule.cells = [c for c in schedule.cells if c.measured or c.nbytes in sizes]
     return {concurrency: schedule.row(concurrency) for concurrency in levels}
 
 
 def _describe(cell: Cell) -> dict[str, Any]:
-    """Put a cell into JSON: megabytes (10^6) a second, and seconds a block of writing back."""
+    """Return a cell as JSON, with rates in 10^6 bytes per second and seconds per block."""
 
     def rates(samples: dict[IOMode, list[float]]) -> dict[str, float]:
         return {str(m): round(cell.nbytes / median(s) / 1e6, 1) for m, s in samples.items()}
@@ -272,24 +273,27 @@ def _examine(directory: str) -> Medium:
 def _modes(medium: Medium) -> list[IOMode]:
     if not medium.direct_io:
         raise UnsupportedError(
-            f"nothing to tune: {medium.notes[0]}, so the hybrid backend is always buffered here"
+            f"nothing to tune: {medium.notes[0]}, so the hybrid backend always uses buffered I/O"
         )
     return [IOMode.BUFFERED, IOMode.DIRECT] + [IOMode.DONTCACHE] * medium.dontcache
 
 
 def _trial_bytes(directory: str, sizes: Sequence[int], limit: int) -> int:
-    """Give what one trial may write: at most a quarter of the free space, and what is of use.
+    """Return the maximum of bytes per trial: at most a quarter of the free space.
 
     Raises:
-        ConfigError: not even the smallest size fits.
+        ConfigError: the smallest size does not fit.
     """
     free = os.statvfs(directory)
     room = min(MAX_TRIAL_BYTES, free.f_bavail * free.f_frsize // 4, limit)
     if not sizes or min(sizes) < 1 or room < min(sizes):
-        raise ConfigError(f"no room to measure: {room // KiB} KiB may be written at a time")
+        raise ConfigError(
+            f"no room to measure: only {room // KiB} KiB may be written per trial; "
+            "free disk space or raise max_bytes"
+        )
     return room
 
 
 def _default_threads() -> int:
-    """Count as `open_store` does."""
+    """Return the same default as `open_store`."""
     return min(32, max(4, 2 * len(os.sched_getaffinity(0))))
