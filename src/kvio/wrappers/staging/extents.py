@@ -1,4 +1,4 @@
-"""Which pages of a staging memory are free: pure bookkeeping, no memory and no lock of its own."""
+"""The free pages of a staging memory: pure bookkeeping, without memory and locks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from kvio.errors import ConfigError
 
 
 class Span(NamedTuple):
-    """A piece of a staging memory; the pages it touches are its own."""
+    """A piece of a staging memory; no other span shares its pages."""
 
     offset: int
     nbytes: int
 
 
 class Extents:
-    """Hands out whole pages of a range, contiguous where possible, lowest first.
+    """Allocates whole pages of a range, contiguous if possible, lowest first.
 
-    The lowest free pages are preferred: memory that was in use a moment ago is warm, and what was
-    never needed is never touched.
+    The lowest free pages are preferred: memory that was used lately is in caches, and memory that
+    was never used has no pages yet.
 
     Raises:
         ConfigError: *capacity_bytes* is less than a page.
@@ -39,17 +39,17 @@ class Extents:
 
     @property
     def capacity_bytes(self) -> int:
-        """Count the bytes in use or free to take."""
+        """The bytes in use or free."""
         return self.used_bytes + self.free_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Count the bytes that `take` would give, all together."""
+        """The bytes that `take` can allocate in total."""
         return self._free.pages * PAGE_BYTES
 
     @property
     def used_bytes(self) -> int:
-        """Count the bytes taken and not given back, in whole pages."""
+        """The bytes in use, in whole pages."""
         return self._taken_pages * PAGE_BYTES
 
     def take(self, nbytes: int) -> tuple[Span, ...] | None:
@@ -104,7 +104,7 @@ class Extents:
 
 
 def pages_of(nbytes: int) -> int:
-    """Count the pages that hold *nbytes*."""
+    """Return the number of pages that hold *nbytes*."""
     if nbytes < 0:
         raise ValueError(f"{nbytes} bytes")
     return -(-nbytes // PAGE_BYTES)
@@ -125,7 +125,7 @@ class _Runs:
         self._classes: dict[int, list[int]] = {}
 
     def add(self, start: int, pages: int) -> None:
-        """Add a run that is not in the set, joining its neighbours."""
+        """Add a run that is not in the set, and merge it with its neighbours."""
         before = self._start_before.get(start)
         if before is not None:
             pages += self._remove(before)
@@ -135,7 +135,7 @@ class _Runs:
         self._insert(start, pages)
 
     def cut(self, wanted: int) -> list[tuple[int, int]]:
-        """Remove *wanted* pages as one run where there is one so long, else as the largest."""
+        """Remove *wanted* pages as one run if there is one so long, else as the largest runs."""
         cuts = []
         while wanted:
             start = self._fitting(wanted)

@@ -1,4 +1,4 @@
-"""Which fence to wait for before bytes are read: kept by range, as the bytes were filled."""
+"""The fences to wait for before bytes of staging memory are read, by range."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Range(NamedTuple):
 
 
 class Fences:
-    """Fences over ranges of a memory; what is filled anew has the new one alone."""
+    """Fences by ranges of a memory; bytes that are filled again have only the new fence."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,20 +29,20 @@ class Fences:
         return len(self._ranges)
 
     def put(self, spans: Sequence[Span], fence: Fence | None) -> None:
-        """Let the bytes of spans have one fence, or none, in place of those they had."""
+        """Replace the fences of the bytes in spans by one, or by none."""
         with self._lock:
             for offset, nbytes in spans:
                 new = [_Range(offset, offset + nbytes, fence)] if fence is not None else []
                 self._replace(offset, offset + nbytes, new)
 
     def over(self, spans: Sequence[Span]) -> list[Fence]:
-        """Give the fences of any of the bytes in spans, each once."""
+        """Return the fences of the bytes in spans, each once."""
         with self._lock:
             found = [r.fence for span in spans for r in self._touching(*_ends(span))]
         return list(dict.fromkeys(found))
 
     def drop(self, spans: Sequence[Span], fence: Fence) -> None:
-        """Forget a fence of bytes in spans, unless they were given another meanwhile."""
+        """Remove a fence of bytes in spans, unless they have another one by now."""
         with self._lock:
             for span in spans:
                 for one in self._touching(*_ends(span)):
@@ -60,7 +60,7 @@ class Fences:
         return first, max(first, bisect_left(self._starts, end))
 
     def _replace(self, start: int, end: int, new: list[_Range]) -> None:
-        """Put something, or nothing, between two ends; what reaches beyond them stays there."""
+        """Replace the ranges between two ends, and cut those that reach beyond them."""
         if start == end:
             return
         first, last = self._slice(start, end)

@@ -1,4 +1,4 @@
-"""Blocks of a tier and its store that are read like files."""
+"""Blocks of a tier or its store that are read as binary files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvio.types import BlockStat, KiB, MiB
 from kvio.wrappers.staging.file_room import FileRoom
 from kvio.wrappers.staging.pending import Entry
 
-#: What a small read takes at once: from memory little, from a store what a request is worth.
+#: Buffer sizes for small reads: of staged blocks, and of stored ones, where requests cost more.
 _STAGED_BYTES: Final = 128 * KiB
 _STORED_BYTES: Final = 1 * MiB
 
@@ -23,16 +23,16 @@ _fill: Final = io.BufferedReader.readinto
 
 
 class StagedReader(io.BufferedReader):
-    """A block that is read like a binary file; made by `StagingTier.open`.
+    """A block that is read as a binary file; made by `StagingTier.open`.
 
-    It reads the block that stood under the key when it was opened. A staged one keeps its room
-    until the reader is closed. A stored one is read in ranges, of which the store checks the
-    trailer alone; when it was replaced since, the next read that asks the store fails. Read from
-    its beginning to its end, in order, it is checked as a whole: the read that would give its last
-    bytes raises `CorruptBlockError` instead where the checksum is wrong.
+    It reads the block that the key had when it was opened. A staged block keeps its memory until
+    the reader is closed. A stored block is read in ranges, of which the store checks only the
+    trailer; if it is replaced meanwhile, the next read from the store fails. If it is read in
+    order from beginning to end, its checksum is compared: the read of its last bytes raises
+    `CorruptBlockError` if it is wrong.
 
     Attributes:
-        key: the block's.
+        key: the key of the block.
         nbytes: its length.
     """
 
@@ -44,15 +44,15 @@ class StagedReader(io.BufferedReader):
         self.nbytes = raw.nbytes
 
     def readinto(self, out: Any, /) -> int:
-        """Fill *out* as files do; memory of objects or pointers is refused with `TypeError`."""
+        """Fill *out* as files do; raises `TypeError` for memory of objects or pointers."""
         return _fill(self, out if type(out) is bytearray else view_bytes(out))
 
     def readinto1(self, out: Any, /) -> int:
-        """Fill *out* with at most one read of the store; refuses what `readinto` does."""
+        """Fill *out* with at most one read from the store; raises as `readinto` does."""
         return super().readinto1(view_bytes(out))
 
     def __del__(self) -> None:
-        """Leave it to the block: `io.IOBase` would close, with a lock that this thread may have."""
+        """Do nothing: `io.IOBase` would close, and take a lock that this thread may hold."""
 
 
 class _Block(io.RawIOBase):
@@ -92,7 +92,7 @@ class _Block(io.RawIOBase):
         return n
 
     def readall(self) -> bytes:
-        """Take the rest at once: the one this stands in for asks for it in small pieces."""
+        """Read the rest at once; the method of the base class reads small pieces."""
         rest = bytearray(max(0, self.nbytes - self._at))
         return bytes(memoryview(rest)[: self.readinto(rest)])
 
@@ -143,17 +143,17 @@ def _staged(room: FileRoom, entry: Entry) -> _Block:
 
 
 class _Stored:
-    """Range reads of one block of a store, which must stay the same."""
+    """Range reads of one block of a store, which must not be replaced meanwhile."""
 
     def __init__(self, store: Store, stat: BlockStat, timeout: float | None) -> None:
         self._store = store
         self._stat = stat
         self._timeout = timeout
-        #: So many bytes from the beginning were read one after the other; their checksum.
+        #: The number of bytes read in order from the beginning, and their checksum.
         self._summed = self._crc = 0
 
     def fetch(self, view: memoryview, at: int) -> None:
-        """Fill *view*, or say that the block is another by now, or broken."""
+        """Fill *view*; raise an error if the block was replaced or is corrupt."""
         key, wanted = self._stat.key, len(view)
         store, limit = self._store, self._timeout
         try:
@@ -172,7 +172,7 @@ class _Stored:
         crc = _native.crc32c(view, self._crc if at else 0)
         if at + len(view) == self._stat.nbytes and crc != wanted:
             key = self._stat.key
-            self._store._damaged.note(key)  # noqa: SLF001  # the store sees ranges alone
+            self._store._damaged.note(key)  # noqa: SLF001  # the store itself checks no ranges
             text = f"block {key!r} is corrupt: the payload's checksum is wrong"
             raise CorruptBlockError(text, key=key)
         self._summed, self._crc = at + len(view), crc

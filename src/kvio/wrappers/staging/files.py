@@ -1,8 +1,8 @@
-"""Blocks of a tier that are written like files: straight into staging memory, published at close.
+"""Blocks that are written as binary files: directly into staging memory, published at close.
 
 Every byte is copied once, when it is written: large writes from the caller's memory, small ones
-from a window that gathers them. The bytes stay within reach until the file is closed, so a writer
-may go back and patch a header.
+from a window that collects them. The bytes can be changed until the file is closed, so a writer
+may seek back and write a header.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ZEROS: Final = memoryview(bytes(1 * MiB))
 
 
 class _Piece:
-    """Bytes of a file in room of their own; *crc32c* is None where they were patched since."""
+    """Bytes of a file in spans of staging memory; *crc32c* is None if they were changed since."""
 
     __slots__ = ("crc32c", "nbytes", "spans", "start")
 
@@ -45,23 +45,23 @@ class _Piece:
 
 
 class StagedFile(io.BufferedIOBase):
-    """A block that is written like a binary file; made by `StagingTier.open`.
+    """A block that is written as a binary file; made by `StagingTier.open`.
 
-    Nobody sees anything of it until `close`, which makes it one staged block, exactly as
-    `StagingTier.write_block` would. Leaving a ``with`` block by an exception, `abort`, or dropping
-    the file publishes nothing and gives all room back. After a write that failed, so does `close`.
+    Readers see nothing of it until `close`, which makes it one staged block, as
+    `StagingTier.write_block` does. An exception in the ``with`` block, `abort`, or dropping the
+    file publishes nothing and frees its memory. So does `close` after a write that failed.
 
-    It may be written anywhere, as `io.BytesIO`: behind its end a gap is filled with zeros. It
-    cannot be read, and has no descriptor. One thread at a time.
+    It may be written at any position, as `io.BytesIO`: a gap after its end is filled with zeros.
+    It cannot be read, has no descriptor, and is for one thread at a time.
 
     Attributes:
-        key, name: the block's.
+        key, name: the key of the block.
         mode: ``"wb"``.
         receipt: of the block, after `close`; else None.
     """
 
     mode = "wb"
-    _over = True  # until there is anything to give back
+    _over = True  # until it holds memory
 
     def __init__(
         self, room: FileRoom, key: str, *, if_exists: IfExists, timeout: float | None
@@ -91,12 +91,12 @@ class StagedFile(io.BufferedIOBase):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has so far."""
+        """The number of bytes so far."""
         return self._spilled_bytes + self._staged_bytes + len(self._window)
 
     @property
     def spilled(self) -> bool:
-        """Its bytes wait in the spool: the tier had no room for them."""
+        """True if its bytes are in the spool, because the tier had no room for them."""
         return self._spool is not None
 
     def writable(self) -> bool:
@@ -108,12 +108,12 @@ class StagedFile(io.BufferedIOBase):
         return True
 
     def tell(self) -> int:
-        """Give the position of the next write."""
+        """Return the position of the next write."""
         self._check_open()
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a position, as files do; behind the end, too."""
+        """Set the position, as files do; it may be after the end."""
         self._check_open()
         if whence not in (io.SEEK_SET, io.SEEK_CUR, io.SEEK_END):
             raise ValueError(f"invalid whence ({whence}, should be 0, 1 or 2)")
@@ -124,13 +124,14 @@ class StagedFile(io.BufferedIOBase):
         return at
 
     def write(self, data: Any, /) -> int:
-        """Copy all of *data*, a contiguous buffer, which may be reused on return; how many bytes.
+        """Copy all of *data*, a contiguous buffer, and return its length.
 
         Raises:
-            TypeError, BlockSizeError: *data* is no buffer, one of objects, pointers or the other
-                byte order, or not contiguous.
-            StorageFullError: the tier has no room beside what others hold, and no ``spool=``.
-            StorageTimeoutError: no room in time.
+            TypeError, BlockSizeError: *data* is not a contiguous buffer, or holds objects,
+                pointers or numbers in the other byte order.
+            StorageFullError: other files and failed blocks hold the memory, and there is no
+                ``spool=``.
+            StorageTimeoutError: there was no room before the deadline.
             StoreClosedError: the tier was closed.
         """
         self._check_open()
@@ -153,14 +154,14 @@ class StagedFile(io.BufferedIOBase):
         return len(view)
 
     def close(self) -> None:
-        """Publish the block; `receipt` tells what becomes of it.
+        """Publish the block; `receipt` has its state from then on.
 
-        What was spilled is written as any block: staged if it fits the tier, else passed through.
+        A spilled file is written as any block: staged if it fits, else directly to the store.
 
         Raises:
-            BlockExistsError: the key is taken and *if_exists* is ``"error"``.
-            StorageError: a write had failed, a write past the tier failed now, or there was no
-                room in time; nothing is published.
+            BlockExistsError: there is a block already and *if_exists* is ``"error"``.
+            StorageError: a write had failed, a direct write to the store failed now, or there was
+                no room before the deadline; nothing is published.
             StoreClosedError: the tier was closed.
         """
         if self._over:
@@ -173,7 +174,7 @@ class StagedFile(io.BufferedIOBase):
             self._end()
 
     def abort(self) -> None:
-        """Publish nothing and give all room back; closed files stay as they are."""
+        """Publish nothing and free the memory; has no effect on a closed file."""
         if not self._over:
             self._end()
 
@@ -188,10 +189,10 @@ class StagedFile(io.BufferedIOBase):
             return
         self.abort()
         if self._error is not None and self._error is not error and isinstance(error, Exception):
-            raise self._error  # what torch.save makes of it says nothing of the reason
+            raise self._error  # the error of torch.save does not say the reason
 
     def __del__(self) -> None:
-        """Give the room back; `io.IOBase` would close, which publishes."""
+        """Free the memory; `io.IOBase` would call `close`, which publishes."""
         if self._over:
             return
         self._over = True
@@ -210,7 +211,7 @@ class StagedFile(io.BufferedIOBase):
     # Where the bytes are
 
     def _append(self, view: memoryview, deadline: float | None) -> None:
-        """Gather what is small; give room of its own, in whole pages, to what is not."""
+        """Collect small writes in the window; put large ones into whole pages of memory."""
         while self._spool is None and len(self._window) + len(view) >= self._room.window_bytes:
             ready = (len(self._window) + len(view)) // PAGE_BYTES * PAGE_BYTES
             ready = min(ready, self._room.piece_bytes)
@@ -226,7 +227,7 @@ class StagedFile(io.BufferedIOBase):
             self._spilled_bytes += len(view)
 
     def _stage(self, parts: Sequence[memoryview], nbytes: int, deadline: float | None) -> bool:
-        """Put the window, and what follows it, into staging memory; False: there is no room."""
+        """Put the window and more bytes into staging memory; False: there is no room."""
         room = self._room
         spans = room.writes.take_for_file(nbytes, deadline)
         if spans is None:
@@ -243,7 +244,7 @@ class StagedFile(io.BufferedIOBase):
         return True
 
     def _spill(self) -> None:
-        """Move everything to the spool: room that a file holds must never be what others lack."""
+        """Move all bytes to the spool, so that files never hold memory that writers wait for."""
         memory = self._room.memory
         spool = self._room.open_spool(self.key)
         try:
@@ -258,7 +259,7 @@ class StagedFile(io.BufferedIOBase):
         self._give_room()
 
     def _patch(self, at: int, view: memoryview) -> None:
-        """Write over bytes that are there."""
+        """Overwrite existing bytes."""
         if self._spool is not None:
             self._spool.write([view], at)
             return
@@ -296,7 +297,7 @@ class StagedFile(io.BufferedIOBase):
             self._room.check_free(self.key, deadline)
         checksum = self._checksum()
         spans = [span for piece in self._pieces for span in piece.spans]
-        self._pieces = []  # whatever comes now, the room is not this file's any more
+        self._pieces = []  # from here on the memory belongs to the published block
         return self._room.publish(
             self.key,
             spans,
@@ -315,7 +316,7 @@ class StagedFile(io.BufferedIOBase):
         )
 
     def _checksum(self) -> int | None:
-        """Join the pieces' checksums, of those that were patched anew; None: not asked for."""
+        """Combine the checksums of all pieces, again for changed ones; None: not wanted."""
         if not self._room.checksum:
             return None
         sums = []

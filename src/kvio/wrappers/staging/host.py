@@ -1,4 +1,4 @@
-"""Staging memory that the processor reads: one mapping, page-aligned, on huge pages where given."""
+"""Host staging memory: one page-aligned mapping, on huge pages if the system has them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fence(Protocol):
     """A point in a device's work."""
 
     def done(self) -> bool:
-        """Tell whether the work before it is done.
+        """Return whether the work before it is done.
 
         Raises:
             StorageError: it failed.
@@ -48,7 +48,7 @@ class Fence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """How bytes came into staging memory.
+    """The result of `StagingMemory.fill`.
 
     The source may be reused as soon as `StagingMemory.fill` returned; on a device in stream order.
     *crc32c* is None where it was not asked for, or the bytes never met a processor. *ready* None:
@@ -103,7 +103,7 @@ class HostMemory:
         self._advise(huge_pages=huge_pages, numa_node=numa_node, populate=populate)
 
     def fill(self, spans: Sequence[Span], data: Sequence[Part], *, checksum: bool) -> Filled:
-        """Copy flat parts (see `flat_parts`) into the spans, and sum what arrived on the way.
+        """Copy flat parts (see `flat_parts`) into the spans, and compute their checksum.
 
         Raises:
             BlockSizeError: the parts and the spans differ in length.
@@ -118,7 +118,7 @@ class HostMemory:
         return Filled(crc32c_of(views) if checksum else None)
 
     def views(self, spans: Sequence[Span]) -> list[memoryview]:
-        """View the spans' bytes, page-aligned, with no copy; the views keep the memory.
+        """Return page-aligned views of the spans, without a copy; they keep the memory alive.
 
         Raises:
             StoreClosedError: the memory was closed.
@@ -130,14 +130,14 @@ class HostMemory:
 
     @contextmanager
     def lend(self, spans: Sequence[Span], *, timeout: float | None = None) -> Iterator[Parts]:  # noqa: ARG002
-        """Lend the spans' bytes in host memory: here the views themselves, without a wait."""
+        """Lend views of the spans, without waiting."""
         yield self.views(spans)
 
     def doubt(self, parts: Parts, hanging: Callable[[], bool]) -> None:
-        """Do nothing: what is lent is the spans themselves, which their owner keeps in use."""
+        """Do nothing: the owner keeps the lent spans in use."""
 
     def fetch(self, spans: Sequence[Span], out: Parts, start: int = 0) -> int:
-        """Copy bytes from *start* on to the caller's memory, as many as fit; how many.
+        """Copy bytes from *start* on to *out*, as many as fit, and return their number.
 
         Raises:
             StoreClosedError: the memory was closed.
@@ -152,7 +152,7 @@ class HostMemory:
         return sum(span.nbytes for span in cut)
 
     def release(self, spans: Sequence[Span]) -> None:
-        """Give whole pages back to the system; when they are used again they are zeros.
+        """Return whole pages to the system; they are zeros when they are used again.
 
         Raises:
             StorageError: the kernel refuses.
@@ -163,7 +163,7 @@ class HostMemory:
                 _native.advise(view, advice)
 
     def close(self) -> None:
-        """Let go of the memory; it is freed with the last view of it."""
+        """Release the memory; it is freed with the last view of it."""
         self._closed = True
         self._view = memoryview(b"")
         if self.fd is not None:
@@ -185,7 +185,7 @@ class HostMemory:
 
 
 def _sealed_memfd(nbytes: int) -> int:
-    """Make a nameless file of which nobody can take pages away under our feet (SIGBUS)."""
+    """Make a file without a name that cannot be truncated, which would be a SIGBUS."""
     fd = os.memfd_create("kvio-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, nbytes)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -209,7 +209,7 @@ def _bind(view: memoryview, node: int) -> None:
 
 @contextmanager
 def _as_storage_error(doing: str, nbytes: int | None = None) -> Iterator[None]:
-    """Let a system call that failed raise a typed error; *nbytes*: the memory that it asked for."""
+    """Turn a failed system call into a typed error; *nbytes*: the memory it was for."""
     try:
         yield
     except OSError as exc:
@@ -222,7 +222,7 @@ def _as_storage_error(doing: str, nbytes: int | None = None) -> Iterator[None]:
 
 
 def crc32c_of(parts: Parts) -> int:
-    """Sum the bytes of host memory, piece after piece."""
+    """Return the CRC32C of pieces of host memory, one after the other."""
     crc = 0
     for part in parts:
         crc = _native.crc32c(part, crc)
@@ -230,7 +230,7 @@ def crc32c_of(parts: Parts) -> int:
 
 
 def _whole_pages(spans: Sequence[Span]) -> list[Span]:
-    """Give the pages of the system that lie in the spans, which may be smaller than its pages."""
+    """Return the system's pages that lie in the spans, which may be smaller than a page."""
     inner = []
     for offset, nbytes in spans:
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""Where staged bytes lie: host memory, memory that a GPU reads at full speed, or a device's own."""
+"""Staging memory: host memory, pinned host memory, or memory of a device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Fence", "Filled", "StagingMemory", "flat_parts", "open_memory"]
 
 
 class StagingMemory(Protocol):
-    """Memory that keeps bytes until they are stored; which of it is in use, its owner knows.
+    """Memory that keeps bytes until they are stored; its owner tracks which of it is in use.
 
-    Every call may be made from any thread. A span must stay in use from `fill` until the last
-    `lend`, `fetch` or view of it has ended.
+    Thread-safe. A span must stay in use from `fill` until the last `lend`, `fetch` or view of it
+    has ended.
 
     Attributes:
         kind: ``"host"``, ``"pinned"``, or a torch device.
@@ -33,62 +33,62 @@ class StagingMemory(Protocol):
     def capacity_bytes(self) -> int: ...  # noqa: D102
 
     def fill(self, spans: Sequence[Span], data: Sequence[Part], *, checksum: bool) -> Filled:
-        """Copy parts as `flat_parts` gives them into the spans.
+        """Copy parts, as `flat_parts` returns them, into the spans.
 
         Raises:
             BlockSizeError: the parts and the spans differ in length.
             StoreClosedError: the memory was closed.
-            StorageError: a device failed; what the spans hold is undefined.
+            StorageError: a device failed; the content of the spans is undefined.
         """
 
     def views(self, spans: Sequence[Span]) -> list[memoryview]:
-        """View the spans' bytes, page-aligned, with no copy; the views keep the memory.
+        """Return page-aligned views of the spans, without a copy; they keep the memory alive.
 
         Raises:
-            UnsupportedError: the memory is a device's.
+            UnsupportedError: it is memory of a device.
             StoreClosedError: the memory was closed.
         """
 
     def lend(
         self, spans: Sequence[Span], *, timeout: float | None = None
     ) -> AbstractContextManager[Parts]:
-        """Lend the spans' bytes in page-aligned host memory, for as long as the context lasts.
+        """Lend the spans' bytes in page-aligned host memory, while the context lasts.
 
-        The views themselves, or a device's bytes in a bounded buffer, each copied once. Waits
-        *timeout* seconds for room there, behind those who came before.
+        These are views of the spans, or copies of a device's bytes in a bounded buffer, for which
+        callers wait in order, at most *timeout* seconds.
 
         Raises:
-            StorageTimeoutError: others kept the room for so long.
+            StorageTimeoutError: the buffer was full until then.
             StorageError: the device failed.
             StoreClosedError: the memory was closed.
         """
 
     def doubt(self, parts: Parts, hanging: Callable[[], bool]) -> None:
-        """Note, within the context of `lend`, that a call was given up that was given *parts*.
+        """Record, within the context of `lend`, that a call with *parts* was abandoned.
 
-        It may look at them as long as *hanging*, so they are not lent again before. The spans
-        themselves their owner keeps in use for so long.
+        Its thread may use them as long as *hanging* returns True, so they are not lent again
+        before; the owner keeps the spans in use for so long too.
         """
 
     def fetch(self, spans: Sequence[Span], out: Parts, start: int = 0) -> int:
-        """Copy bytes from *start* on to the caller's memory, as many as fit; how many.
+        """Copy bytes from *start* on to *out*, as many as fit, and return their number.
 
         Raises:
-            StorageError: the device failed; what *out* holds is undefined.
+            StorageError: the device failed; the content of *out* is undefined.
             StoreClosedError: the memory was closed.
         """
 
     def release(self, spans: Sequence[Span]) -> None:
-        """Give pages that are out of use back to the system, or to the device.
+        """Return unused pages to the system, or to the device.
 
-        They may be filled again later, which may fail where the memory is gone to others by then.
+        They may be filled again later, which fails if there is no memory left then.
 
         Raises:
             StorageError: the system refuses.
         """
 
     def close(self) -> None:
-        """Let go of the memory; it is freed with the last view of it."""
+        """Release the memory; it is freed with the last view of it."""
 
 
 def open_memory(
@@ -101,16 +101,16 @@ def open_memory(
     shared: bool = False,
     populate: bool = False,
 ) -> StagingMemory:
-    """Get staging memory: ``"host"``, ``"pinned"``, or a torch device such as ``"cuda:0"``.
+    """Allocate staging memory: ``"host"``, ``"pinned"``, or a torch device such as ``"cuda:0"``.
 
     The options are those of `HostMemory`; a device has none of them.
 
     Raises:
-        ConfigError: less than a page, an option that does not go with *where*, no such device name,
-            or the kernel refuses the NUMA node.
-        UnsupportedError: this machine has no such device, or no CUDA to pin memory for.
+        ConfigError: less than a page, an option that *where* does not have, an unknown device
+            name, or a NUMA node that the kernel refuses.
+        UnsupportedError: this machine has no such device, or no CUDA for pinned memory.
         MissingDependencyError: torch is not installed.
-        StorageError: there is no such memory left.
+        StorageError: there is not enough memory.
     """
     if where in ("host", "pinned"):
         kind = HostMemory if where == "host" else device.PinnedMemory

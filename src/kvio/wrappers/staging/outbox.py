@@ -1,4 +1,4 @@
-"""What follows from a change but must not happen under the lock."""
+"""Work that follows a change of the ledger and must be done without its lock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kvio.wrappers.staging.room import Room
 
 
 class Outbox:
-    """Futures to resolve, and memory to give back to the system.
+    """Futures to resolve, and memory to return to the system.
 
     Attributes:
-        endings: futures and how they ended; add to it under the tier's lock.
+        endings: futures with their outcomes; changed under the tier's lock.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Outbox:
         self._resolving = Resolving(lock)
 
     def deliver(self) -> None:
-        """Do what is due; call it without the lock after every change."""
+        """Resolve futures and return memory; called without the lock after every change."""
         if not (self.endings or self._room.released):
             return
         with self._lock:
@@ -53,9 +53,9 @@ class Outbox:
                 self._released.notify_all()
 
     def wait_delivered(self, timeout: float | None) -> bool:
-        """Wait until everybody was told what others carry; False if it was not in time."""
+        """Wait until other threads have resolved their futures; False on a timeout."""
         return self._resolving.wait(timeout)
 
     def wait_released(self) -> None:
-        """Wait, with the lock, until no page is on its way out of use."""
+        """Wait, with the lock, until no pages are being returned."""
         threads.wait_for(self._released, lambda: not (self._room.released or self._releasing), None)

@@ -30,7 +30,7 @@ def flat_parts(data: Data) -> list[Part]:
 
 
 def on_device(item: object) -> bool:
-    """Tell whether *item* is a torch tensor outside host memory."""
+    """Return whether *item* is a torch tensor outside host memory."""
     torch = sys.modules.get("torch")  # without it there are no tensors
     return torch is not None and isinstance(item, torch.Tensor) and item.device.type != "cpu"
 
@@ -57,7 +57,7 @@ def check_lengths(spans: Sequence[Span], parts: Sequence[Part]) -> None:
 
 
 def cut_spans(spans: Sequence[Span], start: int, nbytes: int) -> list[Span]:
-    """Cut up to *nbytes* from *start* on out of what the spans hold together."""
+    """Return the parts of spans that hold up to *nbytes* from *start* on."""
     cut = []
     for offset, length in spans:
         n = min(length - start, nbytes)
@@ -69,7 +69,7 @@ def cut_spans(spans: Sequence[Span], start: int, nbytes: int) -> list[Span]:
 
 
 def pairs(to: Sequence[Part], parts: Sequence[Part]) -> Iterator[tuple[Part, Part]]:
-    """Cut two lists into pieces of equal length, (to, from), as far as the shorter list goes."""
+    """Split two lists into pieces of equal length, (to, from), until the shorter list ends."""
     targets = iter(to)
     target, room = None, 0
     for part in parts:

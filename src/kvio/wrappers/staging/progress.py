@@ -1,4 +1,4 @@
-"""The numbers of a tier's writes: which have ended, which are stored, and who waits for which."""
+"""The sequence numbers of a tier's writes: which have ended, which are stored, and waiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from kvio import threads
 from kvio.wrappers.staging.watermark import Watermark
 
-#: More than any sequence number: whoever waits for it waits for everything.
+#: Larger than any sequence number: waiting for it is waiting for all writes.
 EVERYTHING: Final = 1 << 62
 
 
@@ -21,7 +21,7 @@ class Progress:
     longer open for those who wait, but holds `durable_sequence` back.
 
     Attributes:
-        sequence: the last number given.
+        sequence: the last number assigned.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -39,40 +39,40 @@ class Progress:
 
     @property
     def unsettled(self) -> int:
-        """How many writes are open."""
+        """The number of open writes."""
         return len(self._unsettled)
 
     @property
     def goal(self) -> int:
-        """The highest number that somebody waits for; 0 if nobody does."""
+        """The highest number that a caller waits for, or 0."""
         return max(self._goals, default=0)
 
     def begin(self) -> int:
-        """Give the next number."""
+        """Return the next number."""
         self.sequence += 1
         self.begin_again(self.sequence)
         self._unstored.add(self.sequence)
         return self.sequence
 
     def begin_again(self, sequence: int) -> None:
-        """Open a write that had failed."""
+        """Open a write again that had failed."""
         self._unsettled.add(sequence)
 
     def fail(self, sequence: int) -> None:
-        """Note that a write failed for good; `wake` goes after it."""
+        """Record that a write failed for good; `wake` must follow."""
         self._unsettled.discard(sequence)
 
     def end(self, sequence: int) -> None:
-        """Note that a write is stored, or was given up; `wake` goes after it."""
+        """Record that a write is stored or was dropped; `wake` must follow."""
         self._unstored.discard(sequence)
         self._unsettled.discard(sequence)
 
     def passed(self, sequence: int) -> bool:
-        """Tell whether all writes up to a number are settled."""
+        """Return whether all writes up to a number are settled."""
         return self._unsettled.passed(sequence)
 
     def wake(self, *, all_of_them: bool = False) -> None:
-        """Let those look who wait for a number that has been passed, or all who wait."""
+        """Wake the callers whose number has been passed, or all callers."""
         if all_of_them or (self._goals and self.passed(min(self._goals))):
             self._moved.notify_all()
 
@@ -89,10 +89,10 @@ class Progress:
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """Give the `time.monotonic` at which so many seconds are over; None: never."""
+    """Return the deadline of a timeout, by `time.monotonic`; None: there is none."""
     return None if timeout is None else time.monotonic() + timeout
 
 
 def left(deadline: float | None) -> float | None:
-    """Give the seconds until a deadline (`time.monotonic`); None: there is none."""
+    """Return the seconds until a deadline (`time.monotonic`); None: there is none."""
     return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,4 +1,4 @@
-"""Read-your-writes: what is staged is what is there, the rest is asked of the store."""
+"""Read-your-writes: staged blocks are read from the tier, all others from the store."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from kvio.wrappers.staging.pending import Entry
 if TYPE_CHECKING:
     from kvio.wrappers.staging.memory import StagingMemory
 
-#: ``tier``: staged blocks first. ``backend``: what the store has, staged or not.
+#: ``tier``: staged blocks first. ``backend``: stored blocks only.
 Consistency: TypeAlias = Literal["tier", "backend"]
 
 _CHUNK_BYTES = 64 * MiB
 
 
 class StagedReads:
-    """Reads over a ledger, its memory and a store; bytes that are read stay where they are."""
+    """Reads of a tier; staged bytes are pinned while they are copied."""
 
     def __init__(self, ledger: Ledger, memory: StagingMemory, store: Store) -> None:
         self._ledger = ledger
@@ -138,7 +138,7 @@ class StagedReads:
         return BlockResult(entry.key, BlockStatus.SHORT if short else BlockStatus.OK, got)
 
     def stat(self, key: str, *, timeout: float | None, consistency: str) -> BlockStat:
-        """Describe as `Store.stat_block` does."""
+        """Return the facts about a block as `Store.stat_block` does."""
         check_key(key)
         with self._pinned(key, consistency) as entry:
             if entry is not None:
@@ -147,7 +147,7 @@ class StagedReads:
         return self._store.stat_block(key, timeout=timeout)
 
     def contains(self, key: str, *, timeout: float | None, consistency: str) -> bool:
-        """Tell as `Store.contains` does."""
+        """Return as `Store.contains` does."""
         check_key(key)
         with self._pinned(key, consistency) as entry:
             return entry is not None or self._store.contains(key, timeout=timeout)
@@ -181,7 +181,7 @@ class StagedReads:
         return unstaged[there] if there < len(unstaged) else len(wanted)
 
     def list(self, prefix: str, *, consistency: str) -> Iterator[str]:
-        """List as `Store.list_keys` does: what is staged first."""
+        """List as `Store.list_keys` does, staged keys first."""
         staged: set[str] = set()
         if consistency != "backend":
             with self._ledger.lock:
@@ -192,7 +192,7 @@ class StagedReads:
                 yield key
 
     def note_damage(self, key: str) -> None:
-        """Let the store check a block in full before a ``keep`` write keeps it."""
+        """Make the store check the whole block before a ``keep`` write keeps it."""
         self._store._damaged.note(key)  # noqa: SLF001  # the store sees ranges alone
 
     def stored_checksum(self, key: str, nbytes: int, *, timeout: float | None) -> int | None:
@@ -216,7 +216,7 @@ class StagedReads:
 
 
 def checksum_of(parts: Sequence[memoryview]) -> int:
-    """Sum the bytes of flat views, one after the other."""
+    """Return the CRC32C of flat views, one after the other."""
     crc = 0
     for part in parts:
         crc = _native.crc32c(part, crc)

@@ -1,4 +1,4 @@
-"""A bounded buffer in host memory that is lent out piece by piece."""
+"""A bounded buffer in host memory whose pages are lent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvio.wrappers.staging.host import HostMemory
 from kvio.wrappers.staging.progress import deadline_of, left
 from kvio.wrappers.staging.room import whole_pages
 
-#: How often to ask whether calls that were given up still hang.
+#: How often to check whether abandoned calls still hang.
 _ASK_S: Final = 0.05
 #: How long whoever has no limit waits where nothing but the end of such calls can make room.
 _PATIENCE_S: Final = 10.0
@@ -47,14 +47,14 @@ class _Loan:
 class Ring:
     """Lends the pages of *memory*, first come first served.
 
-    What is longer than the whole of it gets memory of its own, when nothing else is lent.
+    A request longer than the ring gets new memory, when nothing else is lent.
 
-    What a call that was given up may still look at is not lent again before nothing hangs, for the
-    call would write another block's bytes. Others get memory of their own meanwhile, so that they
-    can go on, but never more than is in doubt: two rings in all.
+    Pages that an abandoned call may still use are not lent again while any call hangs, because
+    that call would write the bytes of another block. Meanwhile other requests get new memory, so
+    that they can go on, but never more than the pages held back: two rings in total.
 
     Attributes:
-        lent_bytes: in whole pages, those in doubt included.
+        lent_bytes: in whole pages, with those held back.
     """
 
     def __init__(self, memory: HostMemory, *, patience_s: float = _PATIENCE_S) -> None:

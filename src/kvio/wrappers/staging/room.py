@@ -1,4 +1,4 @@
-"""Room in staging memory: who gets it, in which order, and what is given back to the system."""
+"""The allocator of staging memory: requests in order, and pages to return to the system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvio.wrappers.staging.extents import Extents, Span
 
 
 class Verdict(Enum):
-    """Why a writer that waited for room gets none."""
+    """Why a request that waited gets no memory."""
 
     TOO_LARGE = "larger than the tier"
     HELD = "open files are in the way"
@@ -22,7 +22,7 @@ class Verdict(Enum):
 
 
 class Ticket:
-    """A writer's place in the queue."""
+    """A request in the queue."""
 
     __slots__ = ("answer", "nbytes", "turn")
 
@@ -33,13 +33,13 @@ class Ticket:
 
 
 class Room:
-    """Extents with a queue of writers, first come first served; the tier's lock guards it.
+    """Extents with a first-come-first-served queue of requests; the tier's lock guards it.
 
     Attributes:
-        stuck_bytes: bytes of failed blocks, which stay until somebody decides.
-        open_bytes: bytes that open files hold, which stay until their owners close them.
-        debt_bytes: what is still to leave use, as soon as it is free.
-        released: pages out of use that the memory has not given back to the system yet.
+        stuck_bytes: bytes of failed blocks, which stay until they are retried or discarded.
+        open_bytes: bytes of open files and readers, which stay until these are closed.
+        debt_bytes: bytes to remove from the capacity as soon as they are free.
+        released: removed pages that have not been returned to the system yet.
     """
 
     def __init__(self, extents: Extents, lock: threading.RLock) -> None:
@@ -54,7 +54,7 @@ class Room:
 
     @property
     def capacity_bytes(self) -> int:
-        """The bytes in use or free, without those that are to leave use."""
+        """The bytes in use or free, without those to be removed."""
         return self._extents.capacity_bytes - self.debt_bytes
 
     @property
@@ -64,22 +64,22 @@ class Room:
 
     @property
     def waiting(self) -> int:
-        """How many writers wait."""
+        """The number of waiting requests."""
         return len(self._queue)
 
     @property
     def held(self) -> bool:
-        """Bytes are kept for calls that were given up and still hang."""
+        """True if memory is held back for abandoned calls that still hang."""
         return bool(self._held)
 
     def take(self, nbytes: int) -> Sequence[Span] | None:
-        """Take room, unless others wait for it or there is too little."""
+        """Allocate, unless requests wait or there is not enough."""
         if self._queue or self.debt_bytes:
             return () if nbytes == 0 else None
         return self._extents.take(nbytes)
 
     def fits(self, nbytes: int) -> bool:
-        """Tell whether so many bytes fit into the tier at all."""
+        """Return whether so many bytes fit into the tier at all."""
         return whole_pages(nbytes) <= self.capacity_bytes
 
     def hopeless(self, nbytes: int) -> bool:
@@ -102,18 +102,18 @@ class Room:
         self.admit()
 
     def unhold(self, nbytes: int) -> None:
-        """Note that an open file holds bytes no more."""
+        """Record that an open file no longer holds bytes."""
         self.open_bytes -= whole_pages(nbytes)
 
     def queue(self, nbytes: int) -> Ticket:
-        """Take a place in the queue; the answer may be there at once."""
+        """Queue a request, which may be granted at once."""
         ticket = Ticket(nbytes, self._lock)
         self._queue.append(ticket)
         self.admit()
         return ticket
 
     def give_up(self, ticket: Ticket) -> None:
-        """Leave the queue, or give back what came too late."""
+        """Cancel a request, or free memory that was granted after the deadline."""
         if ticket in self._queue:
             self._queue.remove(ticket)
         elif ticket.answer is not None and not isinstance(ticket.answer, Verdict):
@@ -121,12 +121,12 @@ class Room:
         self.pay()
 
     def refuse_all(self) -> None:
-        """Send every waiting writer away: the tier is closing."""
+        """Refuse all waiting requests, because the tier is closing."""
         while self._queue:
             self._tell(Verdict.CLOSING)
 
     def give(self, spans: Sequence[Span], *, in_doubt: bool = False) -> None:
-        """Take bytes back; *in_doubt*: only when no call that was given up hangs any more."""
+        """Free bytes; *in_doubt*: only when no abandoned call hangs any more."""
         if in_doubt and spans:
             self._held.append(spans)
         else:
@@ -134,13 +134,13 @@ class Room:
         self.pay()
 
     def give_held(self) -> None:
-        """Take back what was in doubt: nothing hangs any more."""
+        """Free the memory that was held back: no call hangs any more."""
         while self._held:
             self._extents.give(self._held.pop())
         self.pay()
 
     def pay(self) -> None:
-        """Put free pages out of use, as far as that is owed, then serve the queue."""
+        """Remove free pages as `debt_bytes` says, then serve the queue."""
         if self.debt_bytes:
             spans = self._extents.shrink(self.debt_bytes)
             self.debt_bytes = max(0, self.debt_bytes - sum(span.nbytes for span in spans))
@@ -148,7 +148,7 @@ class Room:
         self.admit()
 
     def grow(self, nbytes: int) -> int:
-        """Put pages back to use, or forgive what is owed; how many bytes."""
+        """Add removed pages again, or reduce `debt_bytes`; return the number of bytes."""
         forgiven = min(nbytes, self.debt_bytes)
         self.debt_bytes -= forgiven
         grown = self._extents.grow(nbytes - forgiven)
@@ -156,7 +156,7 @@ class Room:
         return forgiven + grown
 
     def admit(self) -> None:
-        """Serve the queue from its head, as far as there is room."""
+        """Grant requests from the head of the queue while they fit."""
         while self._queue:
             ticket = self._queue[0]
             if not self.fits(ticket.nbytes):

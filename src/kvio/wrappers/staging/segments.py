@@ -1,4 +1,4 @@
-"""Memory that can be had and given back only in large pieces, under bookkeeping in pages."""
+"""Memory that is allocated and freed in large segments, with bookkeeping in pages."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Segments:
         return len(self._released)
 
     def nbytes_of(self, segment: int) -> int:
-        """Give the length of a segment, which the last may have less of."""
+        """Return the length of a segment; the last one may be shorter."""
         return min(self.segment_bytes, self._capacity_bytes - segment * self.segment_bytes)
 
     def cut(self, spans: Sequence[Span]) -> list[Piece]:
-        """Cut spans where segments meet."""
+        """Split spans at the boundaries of segments."""
         pieces = []
         for offset, nbytes in spans:
             at, end = offset, offset + nbytes
@@ -60,7 +60,7 @@ class Segments:
         return pieces
 
     def use(self, spans: Sequence[Span]) -> None:
-        """See that the segments of spans are there before they are filled."""
+        """Allocate the segments of spans before they are filled."""
         if not any(self._released):
             return
         with self._lock:
@@ -86,7 +86,7 @@ class Segments:
                     self._absent.add(piece.segment)
 
     def acquire_all(self) -> None:
-        """Get every segment, or none."""
+        """Allocate every segment, or none."""
         try:
             for segment in sorted(self._absent):
                 self._acquire(segment)
@@ -96,7 +96,7 @@ class Segments:
             raise
 
     def drop_all(self) -> None:
-        """Drop what is still there."""
+        """Free all segments."""
         with self._lock:
             for segment in set(range(len(self))) - self._absent:
                 self._drop(segment)
@@ -104,12 +104,12 @@ class Segments:
 
 
 def _touched(piece: Piece) -> int:
-    """Give a bit for each page that has a byte of the piece."""
+    """Return a bit for each page that has a byte of the piece."""
     return _bits(piece.start // PAGE_BYTES, pages_of(piece.start + piece.nbytes))
 
 
 def _begun(piece: Piece) -> int:
-    """Give a bit for each page whose first byte is the piece's."""
+    """Return a bit for each page whose first byte belongs to the piece."""
     return _bits(pages_of(piece.start), pages_of(piece.start + piece.nbytes))
 
 

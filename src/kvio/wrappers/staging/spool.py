@@ -1,4 +1,4 @@
-"""Where bytes of an open file go that the tier has no room for: a file without a name."""
+"""The spool: a file without a name for bytes of an open file that do not fit into the tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIECE_BYTES = 64 * MiB
 
 
 class Spool:
-    """A temporary file, of mode 0600, that is gone with this object or its process.
+    """A temporary file of mode 0600 that is removed with this object or its process.
 
     Raises:
         StorageError: the directory takes none.
@@ -52,7 +52,7 @@ class Spool:
         yield memoryview(mapped)  # unmapped with its last view: a call given up may still look
 
     def close(self) -> None:
-        """Drop the bytes."""
+        """Remove the file."""
         self._file.close()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The lowest of the numbers that are open: what turns many ends into one monotone answer."""
+"""The lowest open number of a set, which only grows while numbers are closed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Watermark:
         self._open.discard(number)
 
     def lowest(self) -> int | None:
-        """Give the lowest open number, or None."""
+        """Return the lowest open number, or None."""
         heap = self._heap
         while heap and heap[0] not in self._open:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
     def passed(self, number: int) -> bool:
-        """Tell whether neither *number* nor any below it is open."""
+        """Return whether neither *number* nor any below it is open."""
         lowest = self.lowest()
         return lowest is None or lowest > number

@@ -1,4 +1,4 @@
-"""Accepting a write: room for its bytes, the copy, its place in the order; or past the tier."""
+"""Accept a write: allocate memory, copy the bytes, and commit it; or write to the store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WhenFull: TypeAlias = Literal["block", "raise", "pass_through"]
 
 
 class StagedWrites:
-    """Writes and deletions over a ledger, its memory and a store."""
+    """The writes and deletions of a tier."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class StagedWrites:
     def write(
         self, key: str, data: Data, *, if_exists: IfExists, timeout: float | None
     ) -> StagedReceipt:
-        """Stage a block, let a staged one answer, or pass it through."""
+        """Stage a block, keep a staged one, or write to the store."""
         ledger, deadline = self._ledger, deadline_of(timeout)
         parts = flat_parts(data)
         nbytes = buffers.total_bytes(parts)
@@ -86,7 +86,7 @@ class StagedWrites:
     def write_all(
         self, items: Iterable[tuple[str, Data]], *, if_exists: IfExists, timeout: float | None
     ) -> list[StagedResult]:
-        """Stage pairs of key and data, one after the other; a result each, in order."""
+        """Stage (key, data) pairs one after the other; return one result per block, in order."""
         blocks, deadline = list(items), deadline_of(timeout)
         check_keys([key for key, _ in blocks])
         results = []
@@ -120,7 +120,7 @@ class StagedWrites:
             return self._ledger.lanes.newest(key) is not None
 
     def _make_room_locked(self, nbytes: int, deadline: float | None) -> Sequence[Span] | None:
-        """Give room, waiting for it if that is the rule; None: pass through."""
+        """Allocate memory, waiting for it if ``when_full`` says so; None: write to the store."""
         room = self._ledger.room
         if not room.fits(nbytes):
             return None
@@ -158,7 +158,7 @@ class StagedWrites:
         self._ledger.work.notify_all()
         try:
             threads.wait_for(ticket.turn, lambda: ticket.answer is not None, left(deadline))
-        except BaseException:  # an interrupt: nobody will use what comes
+        except BaseException:  # an interrupt: memory that is granted later is not used
             room.give_up(ticket)
             raise
         if self._ledger.closing or ticket.answer is Verdict.CLOSING:
@@ -185,7 +185,7 @@ class StagedWrites:
         if_exists: IfExists,
         deadline: float | None,
     ) -> StagedReceipt:
-        """Write straight to the store, after what is older and in place of what has not begun."""
+        """Write to the store after older entries, absorbing those whose drain has not begun."""
         ledger = self._ledger
         try:
             lane, before = ledger.claim(key, deadline, after_races=True)
@@ -209,7 +209,7 @@ class StagedWrites:
             ledger.cancel_fill(())
 
     def delete(self, key: str, *, timeout: float | None) -> bool:
-        """Remove a block from the tier and the store, after a drain that is under way."""
+        """Remove a block from the tier and the store, after a running drain."""
         deadline = deadline_of(timeout)
         lane, before = self._ledger.claim(key, deadline, after_races=False)
         try:
