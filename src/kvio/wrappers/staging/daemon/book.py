@@ -1,4 +1,4 @@
-"""What a client was promised: open receipts, how they ended, and what if the daemon is gone."""
+"""The receipts of a client: open ones, their outcomes, and the loss of the daemon."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Book:
     Attributes:
         gate: shared with the receipts; its lock guards all of this.
         last: the highest number so far.
-        lost: why no more will be heard, or None.
+        lost: why no more events will come, or None.
         hearing: the thread that calls `hear` and `lose`.
     """
 
@@ -79,27 +79,27 @@ class Book:
                 self._moved.notify_all()
 
     def refuse(self, timeout: float | None) -> bool:
-        """Take no more writes and wait for those that have begun; False if one was late."""
+        """Accept no more writes and wait for those that have begun; False on a timeout."""
         with self.gate.lock:
             self._refusing = True
             return threads.wait_for(self._moved, lambda: not self._writers, timeout)
 
     def take_again(self) -> None:
-        """Take writes again: the tier stays open."""
+        """Accept writes again: the tier stays open."""
         with self.gate.lock:
             self._refusing = False
 
     def finish(self, deadline: float) -> None:
-        """Wait for nothing at the end of the program: what was accepted is the daemon's."""
+        """Wait for nothing at the end of the program: the daemon stores accepted writes."""
 
     def unfinished(self) -> str | None:
-        """Describe the writes that a daemon which is gone may have taken with it."""
+        """Describe the writes that may be lost with a daemon that was killed."""
         with self.gate.lock:
             count = 0 if self.lost is None else len(self._unreported)
         return f"{count} writes of the drain daemon at {self._path}" if count else None
 
     def accept(self, key: str, nbytes: int, *, checksum: int | None, sequence: int) -> OpenReceipt:
-        """Note a write that the daemon took; how it ended may be known already."""
+        """Record a write that the daemon accepted; its outcome may be known already."""
         receipt = OpenReceipt(self.gate, key, nbytes=nbytes, checksum=checksum, sequence=sequence)
         with self.gate.lock:
             self.last = max(self.last, sequence)
@@ -117,7 +117,7 @@ class Book:
         return receipt
 
     def wrote_through(self, stored: Receipt, sequence: int) -> OpenReceipt:
-        """Note a write that went past the tier and is complete."""
+        """Record a complete write directly to the store."""
         receipt = OpenReceipt(
             self.gate,
             stored.key,
@@ -131,7 +131,7 @@ class Book:
         return receipt
 
     def hear(self, event: Stored | Failed | Driven) -> None:
-        """Note what the daemon tells, in its order: how a write ended, or that it is open again."""
+        """Record an event of the daemon, in its order: an outcome, or that a write is retried."""
         with self.gate.lock:
             self._heard += 1
             self._moved.notify_all()
@@ -142,7 +142,7 @@ class Book:
                 return
             receipt = self._open.pop(number, None) or self._failed.pop(number, None)
             if receipt is None:
-                self._early[number] = event  # the daemon is faster than the call that wrote
+                self._early[number] = event  # it arrived before the answer to the write
                 return
             self._unreported.pop(number, None)
             self._numbers.discard(number)
@@ -151,7 +151,7 @@ class Book:
         self._resolving.resolve(endings)
 
     def wait_told(self, timeout: float | None) -> bool:
-        """Wait until whoever waits for what has ended was told; False if it was not in time."""
+        """Wait until the futures of ended writes are resolved; False on a timeout."""
         return self._resolving.wait(timeout)
 
     def _end_locked(self, receipt: OpenReceipt, event: Stored | Failed) -> list[Ending]:
@@ -169,23 +169,23 @@ class Book:
             )
             return receipt.settle(stored, None)
         error = error_of(event.failure)
-        if isinstance(error, BlockNotFoundError):  # it was deleted: nobody minds
+        if isinstance(error, BlockNotFoundError):  # it was deleted: not a failure
             return receipt.settle(None, error)
         self._unreported[receipt.sequence] = receipt
-        if not isinstance(error, BlockExistsError):  # it lost a race, and is not staged any more
+        if not isinstance(error, BlockExistsError):  # else another writer was faster
             self._failed[receipt.sequence] = receipt
         return receipt.settle(None, error)
 
     def reopen(self, failed: Mapping[OpenReceipt, int], events: int) -> None:
-        """Note that failed writes are driven again, and how often each had been before.
+        """Record that failed writes are retried, and how often each had been before.
 
-        So many *events* had been told by then: until they are heard, one may still tell of an
-        older failure, and nobody who waits believes it.
+        So many *events* had been sent by then: until they have arrived, one may still report an
+        older failure, which is ignored.
         """
         with self.gate.lock:
             self._due = max(self._due, events)
             for receipt, retried in failed.items():
-                if receipt.retried == retried:  # else that was heard already
+                if receipt.retried == retried:  # else an event has said so already
                     self._reopen_locked(receipt.sequence)
 
     def _reopen_locked(self, number: int) -> None:
@@ -197,24 +197,24 @@ class Book:
             self._numbers.add(number)
 
     def forget(self, numbers: Collection[int]) -> None:
-        """Note that failed writes are not staged any more: made good by newer ones, or given up."""
+        """Record that failed writes are no longer staged: replaced by newer ones, or discarded."""
         with self.gate.lock:
             for number in numbers:
                 self._failed.pop(number, None)
 
     def discarded(self, number: int) -> None:
-        """Note that a failed write was given up by us: no barrier tells of it."""
+        """Record that this client discarded a failed write: no barrier reports it."""
         with self.gate.lock:
             self._failed.pop(number, None)
             self._unreported.pop(number, None)
 
     def failed(self) -> dict[OpenReceipt, int]:
-        """Give the failed writes, as far as was heard, and how often each was driven again."""
+        """Return the failed writes known so far, and how often each was retried."""
         with self.gate.lock:
             return {receipt: receipt.retried for receipt in self._failed.values()}
 
     def lose(self) -> None:
-        """Note that the daemon is gone: what is open has failed, all under one error."""
+        """Record that the daemon is gone: all open writes have failed with one error."""
         with self.gate.lock:
             keys = list(dict.fromkeys(receipt.key for receipt in self._open.values()))
             named = f": {failures.name_keys(keys)}" if keys else ""
@@ -233,7 +233,7 @@ class Book:
         resolve(endings)
 
     def wait(self, goal: int, timeout: float | None) -> bool:
-        """Wait until no write up to a number is open; False if it was not in time."""
+        """Wait until no write up to a number is open; False on a timeout."""
         with self.gate.lock:
             return threads.wait_for(self._moved, lambda: self._passed_locked(goal), timeout)
 
@@ -242,14 +242,15 @@ class Book:
         return heard and self._numbers.passed(goal)
 
     def open_numbers(self, key: str) -> set[int]:
-        """Give the numbers of the open writes of a key."""
+        """Return the numbers of the open writes of a key."""
         with self.gate.lock:
             return {n for n, receipt in self._open.items() if receipt.key == key}
 
     def wait_ended(self, numbers: Collection[int]) -> None:
-        """Wait to hear of writes that have ended: events come later than answers.
+        """Wait for the events of writes that have ended: events come later than answers.
 
-        Not on the thread that hears, where a callback may delete: it would wait for itself.
+        Has no effect on the thread that hears, where a callback may delete: it would wait for
+        itself.
         """
         if threading.current_thread() is self.hearing:
             return
@@ -257,14 +258,14 @@ class Book:
             self._moved.wait_for(lambda: not any(n in self._open for n in numbers), _HEAR_S)
 
     def take_unreported(self) -> list[StagedReceipt]:
-        """Give the failures that nobody was told of, once."""
+        """Return the failures that no barrier has reported, once."""
         with self.gate.lock:
             told = list(self._unreported.values())
             self._unreported.clear()
             return list(told)
 
     def unstored_keys(self) -> list[str]:
-        """Name what the store does not have: open or failed."""
+        """Return the keys that the store lacks: those of open and failed writes."""
         with self.gate.lock:
             left = [*self._open.values(), *self._failed.values()]
             return list(dict.fromkeys(receipt.key for receipt in left))

@@ -1,4 +1,4 @@
-"""A staging tier whose memory is a daemon's: what was accepted outlives the process that wrote."""
+"""A staging tier in the memory of a daemon: accepted writes survive the process that wrote."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ _MAPPING_S: Final = 0.5
 
 
 class DaemonDrains(Drains):
-    """Drains that are the daemon's."""
+    """The drains of the daemon, as a client sees them."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
 
     def start(self) -> None:
-        """They run."""
+        """Do nothing: they run in the daemon."""
 
     def pause(self) -> None:
-        """Begin nothing new for any client, until `resume` or the end of this one."""
+        """Begin no more drains for any client, until `resume` or the end of this one."""
         self._lines.ask(say.Hold(on=True))
 
     def resume(self) -> None:
-        """Go on, unless another client paused too."""
+        """Begin drains again, unless another client has paused them too."""
         self._lines.ask(say.Hold(on=False))
 
     def ask(self, sequence: int) -> None:
-        """Tell that somebody waits; a daemon that is gone told so already."""
+        """Report that a caller waits; ignored if the daemon is gone."""
         if not self._lines.welcome.eager:
             with suppress(StorageError, StoreClosedError):
                 self._lines.tell(say.Ask(sequence))

@@ -1,4 +1,4 @@
-"""The daemon's end of one connection: a question, an answer, and what is given back at the end."""
+"""The daemon's end of one connection: requests, answers, and cleanup at its end."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _PASSED_THROUGH: Final = "written past the tier"
 
 
 class Clients(Protocol):
-    """What a connection asks of the daemon beyond what is staged."""
+    """The methods of the daemon that a connection calls."""
 
     def pause(self, session: Session) -> None:
-        """Begin no more drains until this client says so, or is gone."""
+        """Begin no more drains until this client resumes them, or ends."""
 
     def resume(self, session: Session) -> None:
-        """Drain again, unless another client minds."""
+        """Begin drains again, unless another client has paused them too."""
 
     def retry_failed(self, only: Collection[OpenReceipt]) -> None:
-        """Drive failed writes again; every client has been told on return."""
+        """Retry failed writes; every client has got the events on return."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Room that a client copies bytes to."""
+    """Memory that a client copies bytes to."""
 
     ticket: int
     key: str
@@ -59,7 +59,7 @@ class _Pinned:
 
 @dataclass(frozen=True, slots=True)
 class _Fenced:
-    """A key that a client writes past the tier."""
+    """A key that a client writes directly to the store."""
 
     ticket: int
     key: str
@@ -107,14 +107,14 @@ class Connection:
 
     @property
     def holds_room(self) -> bool:
-        """A client copies bytes, or should."""
+        """True if a client is copying bytes, or should be."""
         return isinstance(self._held, _Room)
 
     def serve(self) -> None:
-        """Answer until the client is gone.
+        """Answer requests until the client disconnects.
 
         Raises:
-            ProtocolError: it sent what is no question.
+            ProtocolError: it sent a malformed message.
             OSError: the connection broke.
         """
         try:
@@ -252,7 +252,7 @@ class Connection:
         return [say.Accepted(receipt.sequence, receipt.checksum)]
 
     def _check_stored(self, fence: _Fenced, checksum: int | None) -> None:
-        """Look before staged bytes are dropped on a client's word."""
+        """Check the store before staged bytes are dropped because a client says so."""
         try:
             found = self._custody.store.stat_block(fence.key, timeout=left(fence.deadline))
             good = found.nbytes == fence.nbytes and (
@@ -357,12 +357,12 @@ class Connection:
 
 
 def _grants(ticket: int, spans: Sequence[Span]) -> list[say.Grant]:
-    """Give spans in as many packets as they need."""
+    """Yield spans in as many packets as they need."""
     most = say.MAX_SPANS
     pages = [tuple(spans[at : at + most]) for at in range(0, len(spans), most)] or [()]
     return [say.Grant(ticket, page is not pages[-1], page) for page in pages]
 
 
 def _deadline(timeout_us: int | None) -> float | None:
-    """Give a limit's end; longer than a lock can wait is a century."""
+    """Return the deadline of a timeout; at most a century, which a lock can wait for."""
     return deadline_of(None if timeout_us is None else min(timeout_us, say.CENTURY_US) / 1e6)

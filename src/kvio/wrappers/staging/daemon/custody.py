@@ -1,4 +1,4 @@
-"""What the daemon holds for its clients: the ledger of a tier, filled by others."""
+"""The daemon's tier: the ledger, drains and memory that its clients fill."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _RING_BYTES: Final = 64 * MiB
 
 
 class CheckedDrains(Drains):
-    """Drains of memory that others can write to: what is stored is what was accepted.
+    """Drains of memory that clients can write to; the stored bytes are those accepted.
 
-    The bytes are copied to memory of our own and summed on the way; only if the sum is the one
-    that was promised does the copy go to the store. A check of the shared bytes themselves would
-    not do: they may change between the check and the write.
+    The bytes are copied to private memory and summed on the way; the copy is stored only if the
+    checksum is that of the accepted bytes. Checking the shared bytes themselves would not be
+    enough: they may change between the check and the write.
     """
 
     ring: Ring
@@ -75,7 +75,7 @@ class CheckedDrains(Drains):
 
 
 class Reservations(StagedWrites):
-    """Room for bytes that somebody else will copy."""
+    """Allocates memory for bytes that clients will copy."""
 
     def reserve(
         self, key: str, nbytes: int, *, if_exists: IfExists, deadline: float | None
@@ -141,11 +141,11 @@ class Custody:
         )
 
     def room(self, when_full: WhenFull) -> Reservations:
-        """Give the writes that go by a rule."""
+        """Return the writes with this rule for a full tier."""
         return self._by_rule[when_full]
 
     def stats(self) -> TierStats:
-        """Count what happened, and what is held now."""
+        """Return the counts of the tier, and its present content."""
         drains = self.drains
         with self.ledger.lock:
             return take_stock(
@@ -156,12 +156,12 @@ class Custody:
             )
 
     def end_drains(self, deadline: float | None) -> None:
-        """End the drains; whoever waits for a write has heard of it then."""
+        """End the drains; all futures are resolved then."""
         self.drains.end(deadline)
         self.ledger.deliver()
         self.ledger.wait_delivered(left(deadline))
 
     def close(self) -> None:
-        """Let go of the memory, after the drains."""
+        """Release the memory, after the drains have ended."""
         self.drains.ring.close()
         self.memory.close()

@@ -1,4 +1,4 @@
-"""Errors on their way from the daemon to a client: of their kind, with what they name."""
+"""Errors that the daemon sends to a client, with their type, message and key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS: Final[tuple[type[KvioError], ...]] = (
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Write an error; one of a kind that clients do not know becomes the next general one."""
+    """Encode an error; a type that clients do not know becomes its nearest base class."""
     kind = next((k for k in type(error).__mro__ if k in _KINDS), StorageError)
     key = getattr(error, "key", None)
     number = getattr(error, "errno", None)
@@ -46,10 +46,10 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def error_of(failure: Failure) -> KvioError:
-    """Make the error that a client raises.
+    """Decode an error that a client raises.
 
     Raises:
-        ProtocolError: there is no such kind.
+        ProtocolError: there is no such type.
     """
     if failure.kind >= len(_KINDS):
         raise ProtocolError(f"there is no error {failure.kind}")

@@ -1,4 +1,4 @@
-"""Fields of messages: how each is written, and what of it is believed when it is read."""
+"""The fields of messages: encoding, and the checks of decoding."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MAX_BYTES: Final = 1 << 16
 
 
 class ProtocolError(StorageError):
-    """A message that cannot be: whoever sent it is not talked to any more."""
+    """A malformed message: the connection to its sender is closed."""
 
 
 class Reader:
-    """Bytes that are taken from the front, never beyond the end."""
+    """A reader of bytes that never reads beyond their end."""
 
     __slots__ = ("_at", "_data")
 
@@ -28,7 +28,7 @@ class Reader:
         self._at = 0
 
     def take(self, nbytes: int) -> bytes:
-        """Take exactly so many bytes."""
+        """Read exactly so many bytes."""
         piece = self._data[self._at : self._at + nbytes]
         if len(piece) != nbytes:
             raise ProtocolError(f"a message of {len(self._data)} bytes is cut short")
@@ -36,13 +36,13 @@ class Reader:
         return piece
 
     def end(self) -> None:
-        """Refuse bytes that nobody took."""
+        """Raise `ProtocolError` if bytes are left."""
         if self._at != len(self._data):
             raise ProtocolError(f"{len(self._data) - self._at} bytes follow a message")
 
 
 class Field(Protocol):
-    """One value of a message; `unpack` accepts just what `pack` gives."""
+    """One value of a message; `unpack` accepts exactly what `pack` returns."""
 
     def pack(self, value: Any) -> bytes: ...  # noqa: D102
     def unpack(self, reader: Reader) -> Any: ...  # noqa: D102
@@ -63,7 +63,7 @@ class Number:
 
 
 class Word:
-    """One of a few values, as its place among them in one byte."""
+    """One of a few values, as its index in one byte."""
 
     def __init__(self, *choices: Any) -> None:
         self._choices = choices
@@ -93,7 +93,7 @@ class Blob:
 
 
 class Text:
-    """UTF-8 of at most so many bytes, after their number; what is longer is cut when written."""
+    """UTF-8 of at most so many bytes, after their number; longer text is truncated."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -131,7 +131,7 @@ class Key:
 
 
 class Maybe:
-    """A value or None, told apart by a byte before it."""
+    """A value or None, after a byte that says which."""
 
     def __init__(self, field: Field) -> None:
         self._field = field
@@ -162,7 +162,7 @@ class Many:
 
 
 class Piece:
-    """A span of staging memory; whether the memory is so long, its reader checks."""
+    """A span of staging memory; its reader checks that it lies within the memory."""
 
     def pack(self, value: Span) -> bytes:  # noqa: D102
         return U64.pack(value.offset) + U64.pack(value.nbytes)

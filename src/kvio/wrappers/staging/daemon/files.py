@@ -1,4 +1,4 @@
-"""Open files of a client: written in memory of its own, read where the daemon keeps the block."""
+"""Open files of a client: written in its own memory, read from the daemon's memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvio.wrappers.staging.spool import Spool
 
 
 class _MemorySpool(Spool):
-    """A file without a name in memory of our own, and of our own process alone."""
+    """A file without a name in memory of this process alone."""
 
     def __init__(self, key: str, gate: Gate) -> None:
         self._key = key
@@ -35,16 +35,16 @@ class _MemorySpool(Spool):
         self._file = open(fd, "w+b", buffering=0)  # noqa: SIM115
 
     def write(self, parts: Parts, at: int) -> None:
-        """Write parts one after the other; a forked child would write to its parent's file."""
+        """Write parts one after the other; refused in a forked child, which shares the file."""
         self._gate.check_fork()
         super().write(parts, at)
 
 
 class DaemonFiles(FileRoom):
-    """Files that take room of the daemon's when they are closed, all at once.
+    """Files that take memory of the daemon only when they are closed.
 
-    Until then their bytes are in ``spool=`` or, without one, in memory of this process: room that
-    a client holds for as long as it likes would be what others lack.
+    Until then their bytes are in ``spool=`` or, without one, in memory of this process: otherwise
+    a client could hold memory that others wait for.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class DaemonFiles(FileRoom):
         self._pins: dict[Entry, ExitStack] = {}
 
     def open_spool(self, key: str) -> Spool:
-        """Make a file to gather bytes in."""
+        """Make a file for the bytes."""
         if self._directory is None:
             return _MemorySpool(key, self._gate)
         return super().open_spool(key)
 
     def pin(self, key: str) -> Entry | None:
-        """Keep a staged block where it is until `unpin`; a connection is busy for so long."""
+        """Pin a staged block until `unpin`; a connection is in use for so long."""
         stack = ExitStack()
         entry = stack.enter_context(self._staged.pinned(key, lasting=True))
         if entry is None:
@@ -81,11 +81,11 @@ class DaemonFiles(FileRoom):
         return entry
 
     def unpin(self, entry: Entry) -> None:
-        """Let go of a block."""
+        """Unpin a block."""
         stack = self._pins.pop(entry)
         if not self._gate.forked:  # else the pin is the parent's
             stack.close()
 
 
 def _never(_spans: Sequence[Span]) -> None:
-    """Have nothing to give back."""
+    """Do nothing: there is no memory to free."""

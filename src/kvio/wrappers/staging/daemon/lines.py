@@ -1,4 +1,4 @@
-"""A client's connections to its daemon: one for events, and as many as there are calls at once."""
+"""A client's connections to its daemon: one for events, and one per concurrent call."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from kvio.wrappers.staging.daemon.sockets import connect, poll, receive_fd, send
 from kvio.wrappers.staging.extents import Span
 from kvio.wrappers.staging.host import HostMemory
 
-#: How much later than a call's own time limit an answer may come: the daemon keeps the limit.
+#: How much later than its timeout a call waits for the answer: the daemon enforces the timeout.
 _LATE_S: Final = 5.0
-#: A socket cannot wait longer than some weeks; whoever would has no limit.
+#: A socket cannot wait longer than some weeks; a longer timeout is no limit.
 _LONGEST_S: Final = 86_400.0
-#: How long to look for an answer before going to sleep: most are there by then, and to wake a
-#: processor that went idle takes 50 us and more on a virtual machine. A write of 4 KiB: 241 -> 136.
+#: How long to poll for an answer before sleeping: most arrive by then, and waking an idle
+#: processor takes 50 us and more on a virtual machine. A write of 4 KiB: 241 us before, 136 after.
 _POLL_S: Final = 60e-6
 
 
 class Line:
-    """One connection, in the hands of one thread at a time.
+    """One connection, used by one thread at a time.
 
     Attributes:
-        idle: nothing is asked or held: another call may use it.
+        idle: no request is open: another call may use it.
     """
 
     def __init__(self, sock: socket.socket, path: str) -> None:
@@ -41,12 +41,12 @@ class Line:
         self.idle = True
 
     def ask(self, question: say.Message, *, timeout: float | None = None) -> say.Message:
-        """Send a question and wait for its answer.
+        """Send a request and wait for its answer.
 
         Raises:
-            KvioError: what the daemon says went wrong.
-            StorageTimeoutError: it said nothing, long after *timeout* seconds.
-            StorageError: it is gone.
+            KvioError: the error that the daemon returned.
+            StorageTimeoutError: no answer came, long after *timeout* seconds.
+            StorageError: the daemon is gone.
         """
         self.tell(question)
         self.idle = False
@@ -65,15 +65,15 @@ class Line:
             raise gone(self._path) from exc
 
     def release(self, ticket: int) -> None:
-        """Give back what a ticket is for."""
+        """Release the memory or key of a ticket."""
         self.tell(say.Release(ticket))
         self.idle = True
 
     def spans_of(self, head: say.Grant | say.Pinned, memory: HostMemory) -> list[Span]:
-        """Collect the spans of an answer, all within the memory.
+        """Return the spans of an answer.
 
         Raises:
-            ProtocolError: they are not.
+            ProtocolError: one lies outside the memory.
         """
         spans, more = list(head.spans), head.more
         while more:
@@ -117,8 +117,8 @@ class Lines:
     """All connections of one client.
 
     Attributes:
-        welcome: what the daemon said of itself.
-        events: the connection on which it tells how writes end.
+        welcome: the daemon's first message.
+        events: the connection for the outcomes of writes.
     """
 
     def __init__(self, path: str, store: str) -> None:
@@ -157,7 +157,7 @@ class Lines:
 
     @contextlib.contextmanager
     def line(self) -> Iterator[Line]:
-        """Lend a connection; one on which something is open at the end is closed, not reused."""
+        """Lend a connection; if a request is open at the end, it is closed and not reused."""
         line = self._take()
         try:
             yield line
@@ -165,7 +165,7 @@ class Lines:
             self._put(line)
 
     def ask(self, question: say.Message, *, timeout: float | None = None) -> say.Message:
-        """Ask one question; see `Line.ask`."""
+        """Send one request and wait for its answer; see `Line.ask`."""
         with self.line() as line:
             return line.ask(question, timeout=timeout)
 
@@ -204,7 +204,7 @@ class Lines:
         line.sock.close()
 
     def close(self) -> None:
-        """Hang up; calls under way end with an error."""
+        """Close all connections; calls in progress end with an error."""
         with self._lock:
             self._closed = True
             socks, self._all = self._all, set()
@@ -212,11 +212,11 @@ class Lines:
         for sock in socks:
             with contextlib.suppress(OSError):  # the daemon went first
                 sock.shutdown(socket.SHUT_RDWR)
-            if sock is not self.events:  # whoever listens there closes it
+            if sock is not self.events:  # its reader closes it
                 sock.close()
 
     def abandon(self) -> None:
-        """Let go in a forked child: what is said there is the parent's."""
+        """Close the descriptors in a forked child: the connections are the parent's."""
         self._lock = threading.Lock()  # another thread of the parent may hold the old one
         self._closed = True
         for sock in self._all:
@@ -224,5 +224,5 @@ class Lines:
 
 
 def gone(path: str) -> StorageError:
-    """Make the error of a daemon that does not live any more."""
+    """Return the error of a daemon that is gone."""
     return StorageError(f"the drain daemon at {path} is gone", errno=errno.ECONNRESET)

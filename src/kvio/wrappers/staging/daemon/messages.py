@@ -1,4 +1,4 @@
-"""What clients and the drain daemon tell each other: a message is one packet, whole or not at all.
+"""The messages between clients and the drain daemon; each is one packet.
 
 Every message begins with a magic number, the version and its kind (8 bytes); its fields follow,
 packed, little-endian, each length before what it counts. docs/staging-daemon.md has the table.
@@ -37,7 +37,7 @@ VERSION: Final = 3
 _MAGIC: Final = b"kvsd"
 _HEADER: Final = struct.Struct("<4sHH")
 
-#: How many of a kind fit into one packet beside the rest of it; more go in several.
+#: The most items in one packet; more are sent in several.
 MAX_SPANS: Final = 4000
 MAX_KEYS: Final = 300
 MAX_SEQUENCES: Final = 8000
@@ -57,7 +57,7 @@ class Hello(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """Room for a block, please."""
+    """Allocate memory for a block."""
 
     key: str
     nbytes: int
@@ -74,20 +74,20 @@ class Commit(NamedTuple):
 
 
 class Release(NamedTuple):
-    """(*) What the ticket is for is not needed any more."""
+    """(*) Release the memory or key of a ticket."""
 
     ticket: int
 
 
 class Pin(NamedTuple):
-    """Where are the newest bytes of a key? They are to stay there; *lasting*: for an open file."""
+    """Pin the newest bytes of a key and return their place; *lasting*: for an open file."""
 
     key: str
     lasting: bool
 
 
 class Fence(NamedTuple):
-    """A block goes past the tier: keep drains off its key."""
+    """Block drains of a key that is written directly to the store."""
 
     key: str
     nbytes: int
@@ -96,7 +96,7 @@ class Fence(NamedTuple):
 
 
 class Wrote(NamedTuple):
-    """It is in the store."""
+    """The direct write is in the store."""
 
     ticket: int
     checksum: int | None
@@ -111,65 +111,65 @@ class Delete(NamedTuple):
 
 
 class Present(NamedTuple):
-    """Which of these keys are staged?"""
+    """Return which of these keys are staged."""
 
     keys: tuple[str, ...]
 
 
 class List(NamedTuple):
-    """Which staged keys start so, in order, after that one?"""
+    """Return the staged keys with this prefix after that one, in order."""
 
     prefix: str
     after: str
 
 
 class Ask(NamedTuple):
-    """Somebody waits for this write."""
+    """A caller waits for this write."""
 
     sequence: int
 
 
 class Hold(NamedTuple):
-    """Begin no more drains, or go on."""
+    """Pause or resume drains."""
 
     on: bool
 
 
 class Resize(NamedTuple):
-    """Give staging memory back to the system, or take it into use again."""
+    """Return staging memory to the system, or use it again."""
 
     nbytes: int
 
 
 class Retry(NamedTuple):
-    """Drive these failed writes again."""
+    """Retry these failed writes."""
 
     sequences: tuple[int, ...]
 
 
 class Discard(NamedTuple):
-    """Give up a failed write."""
+    """Discard a failed write."""
 
     sequence: int
 
 
 class Over(NamedTuple):
-    """Which of these failed writes were given up, or made good by newer ones?"""
+    """Return which of these failed writes were discarded, or replaced by newer ones."""
 
     sequences: tuple[int, ...]
 
 
 class Stats(NamedTuple):
-    """How is the tier?"""
+    """Return the counts of the tier."""
 
 
 # From the daemon.
 
 
 class Welcome(NamedTuple):
-    """A connection is taken; a new client's comes with the descriptor of the staging memory.
+    """A connection is accepted; a new client gets the descriptor of the staging memory.
 
-    *populated*: its pages are there from the start, and worth mapping before they are used.
+    *populated*: its pages are allocated, and worth mapping before they are used.
     """
 
     session: bytes
@@ -180,7 +180,7 @@ class Welcome(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Room, until the ticket is committed, released or its connection ends."""
+    """Memory, until the ticket is committed, released or its connection ends."""
 
     ticket: int
     more: bool
@@ -188,18 +188,18 @@ class Grant(NamedTuple):
 
 
 class Through(NamedTuple):
-    """No room: the block goes past the tier."""
+    """There is no room: the client must write directly to the store."""
 
 
 class Accepted(NamedTuple):
-    """A write is taken, or answered by a staged one."""
+    """A write is accepted, or a staged block was kept."""
 
     sequence: int
     checksum: int | None
 
 
 class Pinned(NamedTuple):
-    """Where the bytes are; *more* spans follow as `Grant`."""
+    """The place of the bytes; *more* spans follow as `Grant`."""
 
     ticket: int
     nbytes: int
@@ -215,14 +215,14 @@ class Absent(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """Drains stay off the key; *staged*: a block that the new one takes the place of."""
+    """Drains of the key are blocked; *staged*: a block that the new one replaces."""
 
     ticket: int
     staged: bool
 
 
 class Done(NamedTuple):
-    """It is done; the number says what came of it."""
+    """It is done; the number is its result."""
 
     value: int
 
@@ -235,20 +235,20 @@ class Keys(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Numbers of writes; so many *events* had been told before."""
+    """Numbers of writes; so many *events* had been sent before."""
 
     events: int
     sequences: tuple[int, ...]
 
 
 class StatsAre(NamedTuple):
-    """How the tier is."""
+    """The counts of the tier."""
 
     stats: TierStats
 
 
 class Failure(NamedTuple):
-    """It could not be done."""
+    """The error of a request."""
 
     kind: int
     errno: int | None
@@ -274,7 +274,7 @@ class Stored(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A write failed for good, or was given up."""
+    """A write failed for good, or was dropped."""
 
     sequence: int
     absorbed: bool
@@ -282,7 +282,7 @@ class Failed(NamedTuple):
 
 
 class Driven(NamedTuple):
-    """A write that had failed is open again: somebody asked for it."""
+    """A failed write is being retried."""
 
     sequence: int
 
@@ -363,7 +363,7 @@ _BY_NUMBER: Final = {number: (kind, fields) for kind, (number, fields) in LAYOUT
 
 
 def encode(message: Message) -> bytes:
-    """Write a message."""
+    """Encode a message."""
     number, fields = LAYOUT[type(message)]
     packed = [field.pack(value) for field, value in zip(fields, message, strict=True)]
     data = b"".join((_HEADER.pack(_MAGIC, VERSION, number), *packed))
@@ -372,10 +372,10 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Read a message: of all bytes only those that `encode` gives are one.
+    """Decode a message; only bytes that `encode` returns are valid.
 
     Raises:
-        ProtocolError: these are none.
+        ProtocolError: they are malformed.
     """
     if len(data) > MAX_BYTES:
         raise ProtocolError(f"a message of more than {MAX_BYTES} bytes")
@@ -393,5 +393,5 @@ def decode(data: bytes) -> Message:
 
 
 def microseconds(timeout: float | None) -> int | None:
-    """Write a time limit; what is longer than a century is one."""
+    """Encode a timeout, at most a century."""
     return None if timeout is None else int(min(max(0.0, timeout) * 1e6, CENTURY_US))

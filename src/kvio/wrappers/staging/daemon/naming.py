@@ -7,13 +7,13 @@ from typing import Final
 
 from kvio.url import StoreURL
 
-#: Options that change nothing about what is stored where, and values that go without saying.
+#: Options that do not change the stored data, and default values.
 _NOT_NAMED: Final = frozenset({"root", "create", "verify"})
 _UNDERSTOOD: Final = {"durability": "visible", "layout": "block"}
 
 
 def name_of(url: StoreURL) -> str:
-    """Name a store, without secrets, as all name it who store to it in the same way."""
+    """Return the name of a store, without secrets, equal for all that store in the same way."""
     options = url.without_secrets().options
     path = str(options.get("root") or url.path)
     if path and not url.host:

@@ -1,4 +1,4 @@
-"""Page tables for memory that is there: built beside a client's first writes, not by them."""
+"""Map the allocated pages of shared memory in the background of a client's first writes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kvio.types import MiB
 from kvio.wrappers.staging.extents import Span
 from kvio.wrappers.staging.host import MADV_POPULATE_WRITE, HostMemory
 
-#: Mapped at once: for so long (6 ms with pages of 4 KiB) no other thread can map or unmap anything.
+#: Bytes mapped at once: meanwhile (6 ms with pages of 4 KiB) no other thread can map memory.
 _STEP_BYTES: Final = 32 * MiB
 
 
 class PageMapping:
-    """Maps the pages that a shared memory has, on a thread of its own; takes no new ones.
+    """Maps the allocated pages of a shared memory on another thread; allocates none.
 
-    Without it the first copy into each page waits for the system: 600 us a MiB with pages of 4 KiB.
-    A client waits for some of it when it connects, not for all, which 64 GiB of such pages would
-    make twelve seconds: room is handed out from the lowest page on, so the first to be mapped are
-    the first to be used. What is not mapped for whatever reason is mapped as it is used.
+    Without it the first copy into each page waits for the system: 600 us per MiB with pages of
+    4 KiB. A client waits for some pages when it connects, not for all, which would take twelve
+    seconds for 64 GiB: memory is allocated from the lowest page on, so the pages that are mapped
+    first are used first. Pages that could not be mapped are mapped when they are used.
     """
 
     def __init__(self, memory: HostMemory, fd: int) -> None:
@@ -36,12 +36,12 @@ class PageMapping:
             os.close(self._fd)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until all is mapped, at most so many seconds."""
+        """Wait until all pages are mapped, at most so many seconds."""
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
     def end(self) -> None:
-        """Map no more."""
+        """Stop mapping."""
         self._ending = True
         self.wait()
 
@@ -58,9 +58,9 @@ class PageMapping:
             os.close(self._fd)
 
     def _present(self) -> Iterator[Span]:
-        """Yield what the file has, in steps; a hole is memory that was given back to the system.
+        """Yield the allocated ranges of the file, in steps; holes were returned to the system.
 
-        Mapping one would take it again, so holes are looked for anew when pages went meanwhile.
+        Mapping a hole would allocate it, so holes are found again if pages were freed meanwhile.
         """
         at, end, blocks = 0, 0, -1
         while at < self._memory.capacity_bytes:
@@ -74,7 +74,7 @@ class PageMapping:
             at += step
 
     def _next_run(self, at: int) -> tuple[int, int]:
-        """Find where pages are next, from where to where."""
+        """Return the next allocated range."""
         try:
             start = os.lseek(self._fd, at, os.SEEK_DATA)
         except OSError:  # ENXIO: there are no more

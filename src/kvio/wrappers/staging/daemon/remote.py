@@ -1,4 +1,4 @@
-"""Reads and writes of a client: the tier's own, but for where room and staged bytes come from."""
+"""The reads and writes of a client, with memory and staged bytes of the daemon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvio.wrappers.staging.writing import StagedWrites, WhenFull
 
 
 class DaemonReads(StagedReads):
-    """Reads of staged bytes that the daemon keeps in place while we copy them."""
+    """Reads of staged bytes, which the daemon pins while they are copied."""
 
     def __init__(self, lines: Lines, book: Book, memory: HostMemory, store: Store) -> None:
         self._lines = lines
@@ -75,7 +75,7 @@ class DaemonReads(StagedReads):
         return entry
 
     def _fetch(self, entry: Entry, parts: Parts, offset: int, nbytes: int | None) -> int:
-        """Copy as the tier does; a whole block is summed on the way, for others can write here."""
+        """Copy as the tier does; a whole block is verified: other clients can write here."""
         size, room = entry.nbytes, buffers.total_bytes(parts)
         if offset or room < size or (nbytes is not None and nbytes < size):
             return super()._fetch(entry, parts, offset, nbytes)
@@ -119,7 +119,7 @@ class DaemonReads(StagedReads):
         return unstaged[there] if there < len(unstaged) else len(wanted)
 
     def list(self, prefix: str, *, consistency: str) -> Iterator[str]:
-        """List as `Store.list_keys` does: what is staged first."""
+        """List as `Store.list_keys` does, staged keys first."""
         staged = set() if consistency == "backend" else set(self._staged_keys(prefix))
         yield from staged
         for key in self._store.list_keys(prefix):
@@ -137,7 +137,7 @@ class DaemonReads(StagedReads):
 
 
 class DaemonWrites(StagedWrites):
-    """Writes whose bytes we copy ourselves to where the daemon says."""
+    """Writes whose bytes this process copies into memory of the daemon."""
 
     def __init__(
         self, lines: Lines, book: Book, memory: HostMemory, store: Store, *, when_full: WhenFull
@@ -152,7 +152,7 @@ class DaemonWrites(StagedWrites):
     def write(
         self, key: str, data: Data, *, if_exists: IfExists, timeout: float | None
     ) -> StagedReceipt:
-        """Stage a block, let a staged one answer, or pass it through."""
+        """Stage a block, keep a staged one, or write to the store."""
         deadline, parts = deadline_of(timeout), flat_parts(data)
         nbytes = buffers.total_bytes(parts)
         if if_exists == "error":
@@ -180,7 +180,7 @@ class DaemonWrites(StagedWrites):
         return bool(cast("say.Keys", self._lines.ask(say.Present((key,)))).keys)
 
     def take_for_file(self, nbytes: int, deadline: float | None) -> Sequence[Span] | None:  # noqa: ARG002
-        """Give none: files gather their bytes elsewhere."""
+        """Return None: files collect their bytes elsewhere."""
         return None
 
     def _taken(self, key: str, nbytes: int, answer: say.Message) -> StagedReceipt:
@@ -196,7 +196,7 @@ class DaemonWrites(StagedWrites):
         if_exists: IfExists,
         deadline: float | None,
     ) -> StagedReceipt:
-        """Write straight to the store while the daemon keeps its drains off the key."""
+        """Write to the store while the daemon blocks its drains of the key."""
         question = say.Fence(key, nbytes, if_exists, say.microseconds(left(deadline)))
         answer = line.ask(question, timeout=left(deadline))
         if not isinstance(answer, say.Fenced):
@@ -216,7 +216,7 @@ class DaemonWrites(StagedWrites):
         return self._book.wrote_through(receipt, taken.sequence)
 
     def delete(self, key: str, *, timeout: float | None) -> bool:
-        """Remove a block from the tier and the store, after a drain that is under way."""
+        """Remove a block from the tier and the store, after a running drain."""
         before = self._book.open_numbers(key)
         question = say.Delete(key, say.microseconds(timeout))
         answer = self._lines.ask(question, timeout=timeout)

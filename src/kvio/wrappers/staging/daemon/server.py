@@ -86,7 +86,7 @@ class StageDaemon:
 
     @property
     def path(self) -> str:
-        """Where the socket is."""
+        """The path of the socket."""
         return self._listener.path
 
     def __enter__(self) -> Self:
@@ -98,11 +98,11 @@ class StageDaemon:
     # Ending
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Take no more writes, store everything, and end, whether it could be stored or not.
+        """Accept no more writes, store all blocks, and end, also if some could not be stored.
 
         Raises:
-            TierNotDrainedError: blocks failed once more, or were late; ``.keys`` names them. They
-                are lost with the daemon's memory.
+            TierNotDrainedError: blocks failed again, or were not stored before the deadline;
+                ``.keys`` names them. They are lost with the daemon's memory.
         """
         deadline = deadline_of(timeout)
         with self._close_lock:
@@ -131,14 +131,14 @@ class StageDaemon:
             self.custody.drains.drain_all(deadline)
 
     def _cut_off_loiterers(self) -> None:
-        """End the connections of clients that hold room and do not fill it."""
+        """Close the connections of clients that hold memory and do not fill it."""
         with self._lock:
             socks = [s for s, c in self._connections.items() if c is not None and c.holds_room]
         for sock in socks:
             _shut(sock)
 
     def _end(self, deadline: float | None) -> None:
-        """Tell the clients what became of their writes, then leave them."""
+        """Send the clients the outcomes of their writes, then disconnect."""
         with self.custody.ledger.lock:
             self.custody.ledger.closing = True
             self.custody.ledger.room.refuse_all()
@@ -158,23 +158,23 @@ class StageDaemon:
     # Clients
 
     def pause(self, session: Session) -> None:
-        """Begin no more drains until this client says so, or is gone, as it may be already."""
+        """Begin no more drains until this client resumes them, or ends, as it may have already."""
         with self._lock:
             if session.id in self._sessions:
                 self._pausing.add(session)
                 self.custody.drains.pause()
 
     def resume(self, session: Session) -> None:
-        """Drain again, unless another client minds."""
+        """Begin drains again, unless another client has paused them too."""
         with self._lock:
             self._pausing.discard(session)
             if not self._pausing:
                 self.custody.drains.resume()
 
     def retry_failed(self, only: Collection[OpenReceipt] | None = None) -> None:
-        """Drive what failed again, some writes or all; every client has been told on return.
+        """Retry failed writes, some or all; every client has got the events on return.
 
-        A block that took the place of a failed write is driven for both who wrote them.
+        A block that absorbed a failed write is retried for both clients.
         """
         self.custody.ledger.retry_failed(only)
         with self._lock:
@@ -247,7 +247,7 @@ class StageDaemon:
         connection.serve()
 
     def _session_of(self, hello: say.Hello, peer: Peer) -> Session | None:
-        """Find whose connection it is; None: a new client's."""
+        """Return the session of a connection; None: a new client's."""
         if hello.store != self._store_name:
             raise ConfigError(
                 f"the drain daemon stores to {self._store_name}, not to {hello.store}: open the "
@@ -263,7 +263,7 @@ class StageDaemon:
 
     def _tell_events(self, sock: socket.socket, peer: Peer) -> None:
         session = Session(sock, peer)
-        session.start()  # before anybody can wait for what it tells
+        session.start()  # before any call can wait for its events
         with self._lock:
             self._sessions[session.id] = session
         try:

@@ -1,4 +1,4 @@
-"""A client as the daemon knows it: what it waits for, and the connection on which it is told."""
+"""The daemon's state of one client: its writes, and the connection for events."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from kvio.wrappers.staging.daemon.messages import SESSION_BYTES, Driven, Failed,
 from kvio.wrappers.staging.daemon.sockets import Peer, send
 from kvio.wrappers.staging.receipts import OpenReceipt
 
-#: A client that leaves so many events unread is gone, as far as events are concerned.
+#: A client with so many unread events gets no more.
 MAX_EVENTS: Final = 200_000
 
 
 class Session:
-    """One client; its events go out on a thread of their own, so that no drain waits for it.
+    """One client; its events are sent by a separate thread, so that no drain waits for it.
 
     Attributes:
-        told: how many events there were, sent or about to be.
+        told: number of events, sent or queued.
     """
 
     def __init__(self, sock: socket.socket, peer: Peer) -> None:
@@ -36,20 +36,20 @@ class Session:
         self._sock = sock
         self._events: deque[Message | None] = deque()
         self._more = threading.Condition()
-        self._failed: dict[OpenReceipt, int] = {}  # and how often each had been driven again
+        self._failed: dict[OpenReceipt, int] = {}  # with the number of retries of each
         self._thread = threading.Thread(target=self._send_all, name="kvio-events", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._thread.start()
 
     def watch(self, receipt: OpenReceipt) -> None:
-        """Tell the client how a write of its ends."""
-        retried = receipt.retried  # the future may be of a later turn, then we look once more
+        """Send the outcome of a write to the client when it is known."""
+        retried = receipt.retried  # the future may be of a later retry, then it is checked again
         receipt.as_future().add_done_callback(partial(self._ended, receipt, retried))
 
     def watch_again(self) -> None:
-        """Look at failed writes again: of those that are driven once more the client is told."""
+        """Check failed writes again, and send an event for each that is being retried."""
         with self._more:
             again = [one for one, retried in self._failed.items() if one.retried != retried]
             for receipt in again:
@@ -59,32 +59,32 @@ class Session:
             self.watch(receipt)
 
     def failed(self, numbers: Collection[int]) -> dict[OpenReceipt, int]:
-        """Give those of some writes that failed, and how often each had been driven again."""
+        """Return which of some writes failed, and how often each was retried."""
         wanted = set(numbers)
         with self._more:
             return {one: n for one, n in self._failed.items() if one.sequence in wanted}
 
     def forget(self, receipts: Collection[OpenReceipt]) -> None:
-        """Note that failed writes are over: nothing more will be heard of them."""
+        """Record that there will be no more events for failed writes."""
         with self._more:
             for receipt in receipts:
                 self._failed.pop(receipt, None)
 
     def end(self, timeout: float | None) -> None:
-        """Send what is still to be sent, then nothing more."""
+        """Send the queued events, then stop."""
         with self._more:
             self._put_locked(None)
         self._thread.join(timeout)
 
     def cut(self) -> None:
-        """Give up a client that does not listen."""
+        """Disconnect a client that does not read its events."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # it went first
 
     def _ended(self, receipt: OpenReceipt, retried: int, future: Future[Receipt]) -> None:
-        """Tell how a write ended, but for a failure that is history: it is driven again."""
+        """Send the outcome of a write, except a failure that is being retried."""
         error = future.exception()
         with self._more:
             if error is None:

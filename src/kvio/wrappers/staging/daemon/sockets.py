@@ -1,4 +1,4 @@
-"""Unix sockets of packets: a private directory, who is at the other end, messages, a descriptor.
+"""Unix sockets of packets: a private directory, peer credentials, messages, descriptors.
 
 Packets (SOCK_SEQPACKET) keep messages apart: one that is malformed cannot shift where the next
 begins, none arrives in part, and a descriptor belongs to exactly one.
@@ -23,23 +23,23 @@ _BACKLOG: Final = 128
 
 
 class Peer(NamedTuple):
-    """The process at the other end when it connected, as the kernel knows it."""
+    """The peer process when it connected, as the kernel reports it."""
 
     pid: int
     uid: int
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Ask the kernel who is at the other end."""
+    """Return the credentials of the peer from the kernel."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _gid = _UCRED.unpack(raw)
     return Peer(pid, uid)
 
 
 class Listener:
-    """A socket that only our own user reaches: 0600, in a directory of 0700.
+    """A socket that only this user can connect to: 0600, in a directory of 0700.
 
-    A lock beside it tells a daemon that lives from the socket of one that was killed.
+    A lock beside it shows whether the daemon of a socket is alive.
 
     Raises:
         ConfigError: another daemon listens there, or the directory is open to others.
@@ -77,7 +77,7 @@ class Listener:
         return sock
 
     def stop(self) -> None:
-        """Take no more connections; wakes whoever waits for one."""
+        """Accept no more connections, and wake the thread that waits for one."""
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -114,11 +114,11 @@ def _lock(path: str) -> int:
 
 
 def connect(path: str) -> socket.socket:
-    """Connect to a daemon of our own user.
+    """Connect to a daemon of this user.
 
     Raises:
-        AccessDeniedError: the daemon is another user's.
-        StorageError: nobody listens there.
+        AccessDeniedError: the daemon belongs to another user.
+        StorageError: no daemon listens there.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -140,7 +140,7 @@ def connect(path: str) -> socket.socket:
 
 
 def send(sock: socket.socket, message: Message, *, fd: int | None = None) -> None:
-    """Send a message, with a descriptor if one is given."""
+    """Send a message, with a descriptor if one is passed."""
     data = encode(message)
     if fd is None:
         sock.send(data, socket.MSG_NOSIGNAL)
@@ -149,19 +149,19 @@ def send(sock: socket.socket, message: Message, *, fd: int | None = None) -> Non
 
 
 def receive(sock: socket.socket) -> Message | None:
-    """Wait for a message; None: the other end is closed. Descriptors beside it are dropped.
+    """Wait for a message; None: the peer has disconnected. Descriptors with it are closed.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: it is malformed.
     """
     data = sock.recv(MAX_BYTES + 1)
     return decode(data) if data else None
 
 
 def poll(sock: socket.socket, seconds: float) -> bytes | None:
-    """Look for a packet without going to sleep; None: there is none yet. It waits for no others.
+    """Poll for a packet without sleeping; None: there is none yet.
 
-    The socket must be one that blocks: with a time limit it would sleep all the same.
+    The socket must have no timeout, because with one it would sleep all the same.
     """
     ends = time.perf_counter() + seconds
     while True:
@@ -174,7 +174,7 @@ def poll(sock: socket.socket, seconds: float) -> bytes | None:
 
 
 def receive_fd(sock: socket.socket) -> tuple[Message | None, int | None]:
-    """Wait for a message that may have a descriptor with it, which is the caller's to close."""
+    """Wait for a message that may have a descriptor with it, which the caller closes."""
     data, fds, _, _ = socket.recv_fds(sock, MAX_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
     fd = fds[0] if fds else None
     try:
