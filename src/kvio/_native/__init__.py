@@ -225,7 +225,7 @@ def cached_fraction(fd: int, nbytes: int, offset: int = 0) -> float | None:
 
 
 def dirty_bytes(fd: int, nbytes: int) -> int | None:
-    """Tell how much of a file still has to reach the disk; None where the kernel does not say."""
+    """Return how much of a file is not written back yet; None if the kernel does not report it."""
     pages = _cached_pages(fd, nbytes)
     return None if pages is None else pages[1] * _PAGE_BYTES
 
@@ -264,7 +264,7 @@ class Memory:
 
 
 def allocate(nbytes: int, alignment: int) -> memoryview:
-    """Give writable memory, aligned and not zeroed, freed with its last view.
+    """Allocate writable memory, aligned and not zeroed, freed with its last view.
 
     Raises:
         MemoryError: there is none.
@@ -291,7 +291,7 @@ class _Keep:
 
 
 def address_of(view: memoryview) -> int:
-    """Give the address of a view's first byte."""
+    """Return the address of a view's first byte."""
     return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
 
 
@@ -315,7 +315,7 @@ def copy_parts(
 
 
 def advise(view: memoryview, advice: int) -> None:
-    """Tell the kernel how pages will be used: madvise(2)."""
+    """Advise the kernel on the use of pages: madvise(2)."""
     check(lib.kvio_advise(from_buffer(view), len(view), advice))
 
 
@@ -326,7 +326,7 @@ def bind_node(view: memoryview, node: int) -> None:
 
 
 def node_mask(nodes: Sequence[int]) -> list[int]:
-    """Give a set of NUMA nodes as the kernel takes it, in words of 64 bits.
+    """Return a set of NUMA nodes as a bit mask for the kernel, in words of 64 bits.
 
     Raises:
         OSError: no kernel has a node of that number (EINVAL).

@@ -24,7 +24,7 @@ _over: list[Any] = []
 
 
 def current_fault() -> Any:
-    """Give the fault that new calls carry, or NULL."""
+    """Return the fault of new calls, or NULL."""
     return _active[-1] if _active else ffi.NULL
 
 

@@ -41,7 +41,7 @@ def open_file(dirfd: int, name: str, flags: int) -> int:
 
 
 def allocate(fd: int, nbytes: int, *, preallocate: bool) -> bool:
-    """Give a file its full size; False: as a hole, no blocks are allocated."""
+    """Extend a file to its full size; False: as a hole, without allocated blocks."""
     return check(lib.kvio_file_allocate(current_fault(), fd, nbytes, preallocate)) == 0
 
 
@@ -128,11 +128,11 @@ class Words:
         release(view)  # see ops.py: it must not meet the garbage collector
 
     def cells(self, at: int) -> Any:
-        """Give the address of cells that begin *at* bytes into the memory."""
+        """Return the address of cells that begin *at* bytes into the memory."""
         return ffi.cast("kvio_cell *", self._base + at)
 
     def word(self, at: int) -> Any:
-        """Give the address of a word *at* bytes into the memory."""
+        """Return the address of a word *at* bytes into the memory."""
         return ffi.cast("uint32_t *", self._base + at)
 
     def forget(self) -> None:

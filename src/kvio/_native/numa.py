@@ -29,7 +29,7 @@ def set_memory_policy(mode: int, nodes: Sequence[int] = ()) -> None:
 
 
 def get_memory_policy() -> tuple[int, tuple[int, ...]]:
-    """Tell the calling thread's policy: its mode and its nodes.
+    """Return the memory policy of the calling thread: its mode and its nodes.
 
     Raises:
         OSError: the kernel does not tell (ENOSYS, EPERM).
@@ -51,7 +51,7 @@ def bind_memory(view: memoryview, mode: int, nodes: Sequence[int] = ()) -> None:
 
 
 def page_nodes(view: memoryview, page_bytes: int = 4096) -> list[int]:
-    """Tell the node of every page of a page-aligned view; -2 (-ENOENT): not touched yet.
+    """Return the node of every page of a page-aligned view; -2 (-ENOENT): not touched yet.
 
     Raises:
         OSError: the kernel does not tell (ENOSYS, EPERM).

@@ -23,7 +23,7 @@ _PARTS: Final[Any] = ffi.typeof("kvio_part[]")
 
 
 class Answer(NamedTuple):
-    """How one operation ended; see ``kvio_op``."""
+    """The answer of one operation; see ``kvio_op``."""
 
     status: int
     site: int
@@ -99,7 +99,7 @@ class Ops:
         lib.kvio_release_dirs(self.ops + start, stop - start)
 
     def set_directory(self, index: int, fd: int, kept: Any = NULL) -> None:
-        """Set an operation's directory, or the -errno of opening it.
+        """Set the directory of an operation, or the -errno of opening it.
 
         *kept*: the ``kvio_dir *`` that was acquired for it; NULL: the caller closes *fd*.
         """
@@ -107,26 +107,26 @@ class Ops:
         op.dir, op.dirfd = kept, fd
 
     def run(self, function: Any, call: Any, start: int, stop: int) -> int:
-        """Run *function* over some operations and return how many went well."""
+        """Run *function* over some operations and return how many succeeded."""
         good = int(function(call, self.ops + start, stop - start))
         if raised:
             reraise()
         return good
 
     def begin_again(self, index: int) -> None:
-        """Forget how one operation ended, but not that an existing block was judged unfit."""
+        """Reset one operation, but not that its existing block was found corrupt."""
         op = self.ops[index]
         op.flags, op.site = self.flags | (op.flags & lib.KVIO_OP_UNFIT), 0
         op.status = -errno.ECANCELED  # until it is tried
 
     def run_again(self, function: Any, call: Any, index: int) -> int:
-        """Run one operation anew and return its status."""
+        """Run one operation again and return its status."""
         self.begin_again(index)
         self.run(function, call, index, index + 1)
         return int(self.ops[index].status)
 
     def leaf(self, index: int) -> int:
-        """Give the number of the directory that a key's hash named."""
+        """Return the number of the directory of a key's hash."""
         return int(self.ops[index].key_hash[0])
 
     def sum_up(self, start: int = 0, stop: int | None = None) -> Any:
@@ -137,17 +137,17 @@ class Ops:
         return summary
 
     def leading(self) -> int:
-        """Count the operations from the front that went well."""
+        """Return the number of operations from the front that succeeded."""
         return int(lib.kvio_leading(self.ops, self.count))
 
     def checksums(self) -> list[int]:
-        """Give the checksum of every block."""
+        """Return the checksum of every block."""
         crcs = new("uint32_t[]", self.count)
         lib.kvio_get_crcs(self.ops, self.count, crcs)
         return list(ffi.unpack(crcs, self.count))
 
     def answers(self) -> list[Answer]:
-        """Copy how every operation ended."""
+        """Return the answers of all operations."""
         rows = new("int64_t[]", self.count * lib.KVIO_ANSWERS)
         lib.kvio_get_answers(self.ops, self.count, rows)
         numbers = iter(ffi.unpack(rows, self.count * lib.KVIO_ANSWERS))
@@ -155,7 +155,7 @@ class Ops:
 
 
 class IOCounters:
-    """Calls under way and blocks moved, counted in C without a lock."""
+    """Calls in flight and blocks transferred, counted in C without a lock."""
 
     __slots__ = ("cdata",)
 
@@ -164,20 +164,20 @@ class IOCounters:
 
     @property
     def in_flight(self) -> int:
-        """How many calls are under way."""
+        """The number of calls in flight."""
         return int(self.cdata.in_flight)
 
     @property
     def moved(self) -> list[int]:
-        """How many blocks were written or read, by mode."""
+        """The number of blocks written or read, by mode."""
         return list(self.cdata.moved)
 
     def enter(self) -> None:
-        """Count a call as under way."""
+        """Count a call as in flight."""
         lib.kvio_enter(self.cdata)
 
     def leave(self, ops: Ops | None) -> None:
-        """Count a call as ended, and what it moved."""
+        """Count a call as ended, and the blocks it transferred."""
         if ops is None:
             lib.kvio_leave(self.cdata, NULL, 0)
         else:
@@ -185,7 +185,7 @@ class IOCounters:
 
 
 def read_answer(op: Any) -> Answer:
-    """Copy how an operation ended."""
+    """Return the answer of an operation."""
     return Answer(
         op.status, op.site, op.crc, op.flags, op.existed, op.mode_taken, op.done, op.block_nbytes,
         op.file_nbytes, op.mtime_ns,
@@ -203,7 +203,7 @@ def run_one(
     name: bytes,
     part: memoryview,
 ) -> Any:
-    """Run ``kvio_write_one`` or ``kvio_read_one``; the operation as it ended."""
+    """Run ``kvio_write_one`` or ``kvio_read_one``, and return the operation."""
     op = new(_OP)
     view = from_buffer(part)
     room, room_bytes = (NULL, 0) if bounce is None else (bounce.cdata, bounce.nbytes)

@@ -85,7 +85,7 @@ class PinnedMemory(HostMemory):
         return super().views([Span(seg * size + start, nbytes) for seg, start, nbytes in pieces])
 
     def release(self, spans: Sequence[Span]) -> None:
-        """Give the segments back of which no page is in use any more."""
+        """Free the segments without pages in use."""
         self._segments.release(spans)
 
     def close(self) -> None:  # noqa: D102
@@ -192,7 +192,7 @@ class DeviceMemory:
         return sum(span.nbytes for span in cut)
 
     def release(self, spans: Sequence[Span]) -> None:
-        """Give the segments back to torch's allocator of which no page is in use any more."""
+        """Return the segments without pages in use to torch's allocator."""
         self._fences.put(spans, None)
         self._segments.release(spans)
 

@@ -100,11 +100,11 @@ class StagedFile(io.BufferedIOBase):
         return self._spool is not None
 
     def writable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def tell(self) -> int:

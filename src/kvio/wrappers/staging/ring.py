@@ -135,7 +135,7 @@ class Ring:
         return _Loan(spare_bytes=spare)
 
     def _stuck(self, wanted: int) -> bool:
-        """Tell whether only the end of calls that were given up can make room."""
+        """Return whether only the end of abandoned calls can free pages."""
         pages, spare = self._doubted_bytes()
         return wanted > self._memory.capacity_bytes - pages and wanted > pages - spare
 

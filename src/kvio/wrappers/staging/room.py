@@ -83,14 +83,14 @@ class Room:
         return whole_pages(nbytes) <= self.capacity_bytes
 
     def hopeless(self, nbytes: int) -> bool:
-        """Tell whether so many bytes fit only after somebody decides about failed blocks.
+        """Return whether so many bytes fit only after failed blocks are retried or discarded.
 
         What a call that hangs may still look at does not count: the call may end.
         """
         return whole_pages(nbytes) > self.capacity_bytes - self.stuck_bytes
 
     def crowded(self, nbytes: int) -> bool:
-        """Tell whether so many bytes fit only after somebody closes a file.
+        """Return whether so many bytes fit only after an open file is closed.
 
         Whoever waits may be the one who should, so nobody waits for that.
         """

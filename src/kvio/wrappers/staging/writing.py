@@ -135,7 +135,7 @@ class StagedWrites:
         return None if isinstance(answer, Verdict) else answer
 
     def take_for_file(self, nbytes: int, deadline: float | None) -> Sequence[Span] | None:
-        """Give room to an open file, which holds it until `Room.unhold`; None: it must do without.
+        """Allocate memory of an open file, which keeps it until `Room.unhold`; None: there is none.
 
         Waits, where that is the rule, for what drains will free, but never for another file: each
         of the two might wait for the other's room and keep its own.

@@ -166,7 +166,7 @@ class DaemonTier(StagingTier):
         return [one for one in failed if one.sequence in driven and not one.absorbed]
 
     def discard(self, receipt: StagedReceipt) -> bool:
-        """Give up a failed write of this client and its bytes."""
+        """Drop a failed write of this client and its bytes."""
         self._gate.check_fork()
         if receipt not in self._book.failed():
             return False
@@ -178,7 +178,7 @@ class DaemonTier(StagingTier):
     # The tier itself
 
     def shrink(self, nbytes: int) -> int:
-        """Give the daemon's memory back to the system; how many bytes left at once."""
+        """Return memory of the daemon to the system; return the number of bytes freed at once."""
         self._check_open()
         return cast("say.Done", self._lines.ask(say.Resize(-nbytes))).value
 
@@ -268,7 +268,7 @@ def _listen(lines: Lines, book: Book) -> None:
 
 
 def _pages(receipts: Collection[OpenReceipt]) -> list[tuple[int, ...]]:
-    """Give the numbers of writes, as many at a time as fit a question.
+    """Yield the numbers of writes, as many at a time as fit one request.
 
     One page at least: who asks notices that the daemon is gone.
     """

@@ -80,7 +80,7 @@ class Reservations(StagedWrites):
     def reserve(
         self, key: str, nbytes: int, *, if_exists: IfExists, deadline: float | None
     ) -> OpenReceipt | Sequence[Span] | None:
-        """Give room, waiting for it if that is the rule, or a staged block's answer.
+        """Allocate memory, waiting for it if ``when_full`` says so, or keep a staged block.
 
         None: the block must go past the tier. Room is to be committed to the ledger or cancelled.
 
