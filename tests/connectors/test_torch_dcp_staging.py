@@ -97,25 +97,25 @@ def test_memory_that_the_next_state_does_not_need_is_let_go() -> None:
         stager.stage({"a": torch.ones(1000 + n)})
     stager.stage({"a": torch.ones(1)})
 
-    assert stager._memory._free == {}
-    assert len(stager._memory._returned) == 1
+    assert stager._pool._free == {}
+    assert len(stager._pool._returned) == 1
 
 
-def test_a_turn_ends_when_its_memory_is_back() -> None:
-    """Not a moment before: who waits for it would take other memory."""
-    from kvio.connectors.torch_dcp.staging import _Staged, _Turn
+def test_a_save_ends_after_its_memory_is_freed() -> None:
+    """Otherwise the next save would allocate other memory."""
+    from kvio.connectors.torch_dcp.staging import _QueuedSave, _StagedState
 
-    turn, ended = _Turn(None), list[bool]()
+    save, ended = _QueuedSave(None), list[bool]()
 
     class Tensor:
         def __del__(self) -> None:
-            ended.append(turn.ended)
+            ended.append(save.ended)
 
-    staged = _Staged({"tensor": Tensor()}, turn)
+    staged = _StagedState({"tensor": Tensor()}, save)
     del staged
 
     assert ended == [False]
-    assert turn.ended
+    assert save.ended
 
 
 def test_a_third_save_waits_for_the_first() -> None:

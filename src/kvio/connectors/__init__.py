@@ -1,1 +1,1 @@
-"""Thin translations from other libraries' interfaces to a store, each imported by itself."""
+"""Adapt other libraries' storage interfaces to a store; import each connector separately."""

@@ -19,7 +19,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     counted.mkdir()
     monkeypatch.setenv(VARIABLE, f"posix-tmpfile://{root}")
     monkeypatch.setenv(counts.VARIABLE, str(counted))
-    monkeypatch.setattr(counts, "_tally", None)
+    monkeypatch.setattr(counts, "_counters", None)
     return root
 
 

@@ -27,7 +27,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "counts").mkdir()
     monkeypatch.setenv(VARIABLE, Settings(data=f"posix-tmpfile://{store}").to_text())
     monkeypatch.setenv(counts.VARIABLE, str(tmp_path / "counts"))
-    monkeypatch.setattr(counts, "_tally", None)
+    monkeypatch.setattr(counts, "_counters", None)
     (store / "a").write_bytes(CONTENT)
     _write_index(store, offsets=[0, 50, 90], sizes=[20, 30, 10])
     yield store
@@ -132,7 +132,13 @@ def test_a_worker_forked_while_others_read_can_read_too(monkeypatch: pytest.Monk
     """Locks that threads of the parent held at the fork are nobody's in the child."""
     indexes = indexed.shared("dataset")
     monkeypatch.setattr(indexes, "_reading", {"a": threading.Lock()})
-    held = [blocks._opening, counts._making, indexed._sharing, indexes._lock, indexes._reading["a"]]
+    held = [
+        blocks._opening,
+        counts._creating,
+        indexed._sharing,
+        indexes._lock,
+        indexes._reading["a"],
+    ]
     with contextlib.ExitStack() as locks:
         for lock in held:
             locks.enter_context(lock)

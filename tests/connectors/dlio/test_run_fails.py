@@ -54,7 +54,7 @@ def generated(root: Path) -> Path:
         ),
         (
             ["+kvio=posix-tmpfile", "kvio.root={root}", "kvio.staging_dir=/nowhere"],
-            "no staging directory can be made in '/nowhere'",
+            "cannot create a staging directory in '/nowhere'",
         ),
         (
             ["+kvio=posix-tmpfile", "kvio.root={root}", "++workload.dataset.data_folder=../data"],

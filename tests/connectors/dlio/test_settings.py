@@ -94,7 +94,7 @@ def test_a_path_that_is_no_key_is_refused(name: str) -> None:
 def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count into a directory of the test."""
     monkeypatch.setenv(counts.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(counts, "_tally", None)
+    monkeypatch.setattr(counts, "_counters", None)
 
 
 @pytest.mark.usefixtures("counting")

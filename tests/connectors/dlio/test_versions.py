@@ -55,10 +55,10 @@ def test_another_release_is_refused(version: str, options: type[Any]) -> None:
 
 def test_generators_that_put_are_told_by_release() -> None:
     """In 2.0.0 all write files; at the heads most hand over bytes."""
-    assert PYPI.putting == frozenset()
-    assert {"npz", "npy", "jpeg", "png"} == HEAD.putting
-    assert "indexed_binary" not in FORK.putting
-    assert "hdf5" in FORK.putting
+    assert PYPI.put_data_formats == frozenset()
+    assert {"npz", "npy", "jpeg", "png"} == HEAD.put_data_formats
+    assert "indexed_binary" not in FORK.put_data_formats
+    assert "hdf5" in FORK.put_data_formats
 
 
 def test_a_factory_with_other_arguments_is_not_wrapped() -> None:

@@ -1,4 +1,4 @@
-"""``export PYTHONPATH=$(python -m kvio.connectors.dlio)``: what DLIO needs to find kvio."""
+"""Print the PYTHONPATH for DLIO: ``export PYTHONPATH=$(python -m kvio.connectors.dlio)``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HERE = Path(__file__).parent
 
 
 def paths() -> list[str]:
-    """List the directory of the Hydra plugin, and those of stand-ins for what is not installed."""
+    """Return the directories of the Hydra plugin and of stubs for libraries not installed."""
     needed = [_HERE / "plugin"]
     for library in ("torch", "tensorflow"):
         spec = importlib.util.find_spec(library)

@@ -1,4 +1,4 @@
-"""DLIO's benchmark, held to what it says: options filled in, ranks stopped, blocks counted."""
+"""Wrap DLIO's benchmark: fill in options, stop all ranks on an error, check the block counts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kvio.connectors.dlio.versions import Release
 
 
 def watched(original: Any, release: Release) -> Any:
-    """Make of DLIO's benchmark one that fails unless every block went through kvio."""
+    """Return a subclass of DLIO's benchmark that fails unless every block went through kvio."""
 
     class KvioBenchmark(original):  # type: ignore[misc]  # DLIO has no types
         def __init__(self, workload: Any) -> None:
             self._kvio = goes_through_kvio(workload)
-            _leave_at_sigterm()
+            _exit_at_sigterm()
             with _stopping_all_ranks():
                 if self._kvio:
                     counts.begin()
@@ -65,15 +65,15 @@ def _warn(workload: Any) -> None:
     )
 
 
-def _leave_at_sigterm() -> None:
-    """Let SIGTERM end the run as Ctrl-C does: directories are removed, other ranks stopped."""
+def _exit_at_sigterm() -> None:
+    """Let SIGTERM end the run like Ctrl-C: remove directories and stop the other ranks."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @contextmanager
 def _stopping_all_ranks() -> Iterator[None]:
-    """End every rank when one fails: the others would wait for it in a barrier for ever."""
+    """Abort all ranks if one fails; the others would wait for it in a barrier for ever."""
     try:
         yield
     except BaseException:

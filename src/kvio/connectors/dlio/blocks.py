@@ -1,4 +1,4 @@
-"""The stores of a run, and the four calls that every block of it goes through and is counted by."""
+"""Open the stores of a run, and read and write its blocks while counting them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _opening = threading.Lock()
 
 
 def settings() -> Settings:
-    """Give the settings of this run.
+    """Return the settings of this run.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: no store is configured.
     """
     found = configured()
     if found is None:
@@ -36,13 +36,13 @@ def settings() -> Settings:
 
 
 def data_store() -> kvio.Store:
-    """Give the store of the samples, opened once a process."""
+    """Return the store of the samples, opened once per process."""
     run = settings()
     return _store(run.data, tuple(sorted(run.options.items())))
 
 
 def checkpoint_store() -> kvio.Store:
-    """Give the store of the checkpoints."""
+    """Return the store of the checkpoints."""
     run = settings()
     return data_store() if run.checkpoint is None else _store(run.checkpoint, ())
 
@@ -61,7 +61,7 @@ def _open(url: str, options: tuple[tuple[str, Any], ...]) -> kvio.Store:
 
 
 def _after_fork() -> None:
-    global _opening  # another thread of the parent may have held it
+    global _opening  # another thread may have held it at the fork
     _opening = threading.Lock()
 
 
@@ -69,7 +69,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def write_sample(key: str, data: Any) -> None:
-    """Store a sample; one of the same name is replaced, as a file would be."""
+    """Store a sample; replace an existing one, like a file."""
     store, begun_ns = data_store(), time.time_ns()
     receipt = store.write_block(key, data, if_exists="replace")
     counts.add("writes", receipt.nbytes, begun_ns=begun_ns)
@@ -84,9 +84,9 @@ def read_sample(key: str, *, offset: int = 0, nbytes: int | None = None) -> memo
 
 
 class Rereader:
-    """Reads one sample after the other into memory it keeps: fresh memory costs as much as a read.
+    """Reads samples into one buffer that it reuses, since a new buffer costs as much as a read.
 
-    What `read` gave is overwritten by the next. For one thread.
+    Each `read` overwrites the result of the one before. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Rereader:
 
 
 def write_checkpoint(key: str, data: Any) -> None:
-    """Store one file of a checkpoint, as safe as its store was opened for."""
+    """Store one file of a checkpoint with the durability of its store."""
     store, begun_ns = checkpoint_store(), time.time_ns()
     receipt = store.write_block(key, data, if_exists="replace")
     counts.add("checkpoint_writes", receipt.nbytes, begun_ns=begun_ns)

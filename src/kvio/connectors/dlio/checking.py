@@ -1,4 +1,4 @@
-"""The end of a run: were the blocks that its workload says written and read, on every rank?"""
+"""Check the options of a run, and at its end the blocks that every rank wrote and read."""
 
 from __future__ import annotations
 
@@ -22,52 +22,54 @@ _CLASSES: Final = {
     "reader_classname": "reader_class",
     "checkpoint_mechanism_classname": "checkpoint_mechanism_class",
 }
-#: As the enumeration prints it, which differs by version of Python.
+#: Both forms of the enumeration's str(), which depends on the Python version.
 _ON_DEMAND: Final = ("on_demand", "ReadType.ON_DEMAND")
 
 
 def check_options(args: Any) -> None:
-    """Refuse a run whose reads would go around kvio, or could not begin.
+    """Refuse a run whose reads would bypass kvio or could not start.
 
     Raises:
-        PlanError: a class was named that DLIO did not find, which it says nowhere; or the reader
-            is not kvio's.
-        UnsupportedError: blocks are to be kept in memory.
-        ConfigError: there are more threads than samples: DLIO divides by the ratio.
+        PlanError: DLIO did not find a named class, which it does not report; or the reader is not
+            kvio's.
+        UnsupportedError: blocks would be cached in memory.
+        ConfigError: there are more threads than samples; DLIO divides by samples per thread.
     """
     for option, found in _CLASSES.items():
         if getattr(args, option) is not None and getattr(args, found) is None:
-            raise PlanError(f"DLIO did not find {option}={getattr(args, option)} and went on")
+            raise PlanError(
+                f"DLIO did not find {option}={getattr(args, option)} and would have ignored it"
+            )
     if args.generate_only:
         return
     if not _is(args.reader_class, KvioReader):
         raise PlanError(
-            "storage_type is parallel_fs, but the reader is not kvio's: DLIO's own open paths; "
-            "leave reader_classname to kvio"
+            "storage_type is parallel_fs, but the reader is not kvio's: DLIO's readers open paths; "
+            "remove reader_classname"
         )
     if str(args.read_type) not in _ON_DEMAND:
         raise UnsupportedError(
-            f"reader.read_type={args.read_type} keeps blocks from epoch to epoch: kvio reads "
-            "each when it is asked for; use on_demand"
+            f"reader.read_type={args.read_type} caches blocks between epochs, but kvio reads each "
+            "block when it is needed; use on_demand"
         )
     one = workload_of(args).training
     share = math.ceil(one.files * one.samples_per_file / one.ranks)
     if str(args.data_loader_sampler) == "iterative" and args.read_threads > share:
         raise ConfigError(
-            f"read_threads={args.read_threads}, but a rank has {share} samples: DLIO cannot share "
-            "them among its threads"
+            f"read_threads={args.read_threads}, but a rank has {share} samples: DLIO needs at "
+            "least one sample per thread; reduce read_threads"
         )
 
 
 def report(found: Sequence[Counts]) -> None:
-    """Say what every rank wrote and read, and from the first block to the last in what time."""
+    """Log what every rank wrote and read, and the time from the first block to the last."""
     for rank, one in enumerate(found):
-        logging.info(f"[KVIO] rank {rank}: {_told(one)}")
+        logging.info(f"[KVIO] rank {rank}: {_summary(one)}")
     if len(found) > 1:
-        logging.info(f"[KVIO] all {len(found)} ranks: {_told(sum(found, Counts()))}")
+        logging.info(f"[KVIO] all {len(found)} ranks: {_summary(sum(found, Counts()))}")
 
 
-def _told(one: Counts) -> str:
+def _summary(one: Counts) -> str:
     return (
         f"wrote {_blocks(one.writes)}, read {_blocks(one.reads)}; checkpoints: "
         f"wrote {_blocks(one.checkpoint_writes)}, read {_blocks(one.checkpoint_reads)}"
@@ -75,12 +77,13 @@ def _told(one: Counts) -> str:
 
 
 def check_counts(args: Any, found: Sequence[Counts], release: Release) -> None:
-    """Compare what went through kvio with what the workload says.
+    """Compare the blocks that went through kvio with the workload.
 
-    Reads of DLIO's own loader run ahead, and are at least the plan; kvio's are the plan.
+    kvio's loader reads exactly the planned blocks. DLIO's loader reads ahead, so it reads at least
+    the planned blocks.
 
     Raises:
-        PlanError: with every difference.
+        PlanError: the counts differ; the error lists every difference.
     """
     workload = workload_of(args)
     wrong = []

@@ -1,4 +1,4 @@
-"""``checkpoint.checkpoint_mechanism_classname``: checkpoints as blocks, with torch and without."""
+"""Save DLIO's checkpoints as blocks, with or without torch."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _DTYPES: Final = {
 
 
 class _Checkpointing(BaseCheckpointing):  # type: ignore[misc, unused-ignore]  # DLIO has no types
-    """What both have in common: one object a process, DLIO's own order of states."""
+    """Base of both mechanisms: one object per process; DLIO decides the order of states."""
 
     _instance: Any = None
 
     @classmethod
     def get_instance(cls) -> Self:
-        """Give the object of this process."""
+        """Return the object of this process."""
         if not isinstance(cls._instance, cls):
             cls._instance = cls()
         found: Self = cls._instance
@@ -47,7 +47,7 @@ class _Checkpointing(BaseCheckpointing):  # type: ignore[misc, unused-ignore]  #
         super().checkpoint(epoch, step_number)
 
     def save_checkpoint(self, epoch: int, step_number: int) -> None:
-        """Save every state of this rank, in later versions of DLIO."""
+        """Save every state of this rank, for later versions of DLIO."""
         super().save_checkpoint(epoch, step_number)
 
     def load_checkpoint(self, epoch: int, step_number: int) -> None:
@@ -55,12 +55,12 @@ class _Checkpointing(BaseCheckpointing):  # type: ignore[misc, unused-ignore]  #
         super().load_checkpoint(epoch, step_number)
 
     def set_madvise_mergeable(self, tensor: object) -> bool:
-        """Leave memory as it is."""
+        """Return False: memory is not changed."""
         del tensor
         return False
 
     def finalize(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is open."""
 
 
 class NumpyCheckpointing(_Checkpointing):
@@ -70,47 +70,47 @@ class NumpyCheckpointing(_Checkpointing):
         super().__init__("npz")
 
     def get_tensor(self, size: int, datatype: str = "int8") -> Any:
-        """Make an array of as many elements."""
+        """Return an array of *size* elements."""
         return np.zeros(size, dtype=_DTYPES[datatype])
 
     def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> Any:  # noqa: FBT001
-        """Make an array of as many elements, in later versions of DLIO."""
+        """Return an array of *length* elements, for later versions of DLIO."""
         del randomize
         return self.get_tensor(length, datatype)
 
     def save_state(self, suffix: str, state: Mapping[str, Any], fsync: bool = False) -> None:  # noqa: FBT001
-        """Store one state as a block; how safe it is, its store says (``durability=durable``)."""
+        """Store one state as a block, with the durability of its store."""
         del fsync
         out = io.BytesIO()
         np.savez(out, **dict(_flat(state)))
         blocks.write_checkpoint(key_of(self.get_name(suffix)), out.getbuffer())
 
     def load_state(self, suffix: str, state: dict[str, Any]) -> None:
-        """Read one state back, every array of it."""
+        """Read all arrays of one state."""
         block = blocks.read_checkpoint(key_of(self.get_name(suffix)))
         with np.load(io.BytesIO(block), allow_pickle=False) as arrays:
             state.update(_nested({name: arrays[name] for name in arrays.files}))
 
 
 class TorchCheckpointing(_Checkpointing):
-    """Saves states by ``torch.save``, as DLIO's own does."""
+    """Saves states with ``torch.save``, like DLIO's own mechanism."""
 
     def __init__(self) -> None:
         super().__init__("pt")
 
     def get_tensor(self, size: int, datatype: str = "int8") -> Any:
-        """Make a tensor of as many elements."""
+        """Return a tensor of *size* elements."""
         import torch
 
         return torch.zeros(size, dtype=getattr(torch, _TORCH_NAMES.get(datatype, datatype)))
 
     def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> Any:  # noqa: FBT001
-        """Make a tensor of as many elements, in later versions of DLIO."""
+        """Return a tensor of *length* elements, for later versions of DLIO."""
         del randomize
         return self.get_tensor(length, datatype)
 
     def save_state(self, suffix: str, state: Mapping[str, Any], fsync: bool = False) -> None:  # noqa: FBT001
-        """Store one state as a block; how safe it is, its store says (``durability=durable``)."""
+        """Store one state as a block, with the durability of its store."""
         import torch
 
         del fsync
@@ -119,7 +119,7 @@ class TorchCheckpointing(_Checkpointing):
         blocks.write_checkpoint(key_of(self.get_name(suffix)), out.getbuffer())
 
     def load_state(self, suffix: str, state: dict[str, Any]) -> None:
-        """Read one state back; tensors alone are taken from it."""
+        """Read one state with torch's restricted unpickler."""
         import torch
 
         block = blocks.read_checkpoint(key_of(self.get_name(suffix)))
@@ -146,8 +146,8 @@ def _nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for path, array in arrays.items():
         *folders, name = path.split("/")
-        place = state
+        target = state
         for folder in folders:
-            place = place.setdefault(folder, {})
-        place[name] = array
+            target = target.setdefault(folder, {})
+        target[name] = array
     return state

@@ -1,4 +1,4 @@
-"""Counting blocks in every process of a rank, so that none is lost with a worker."""
+"""Count blocks in every process of a rank, also in workers that die."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from typing import Final
 
 from kvio.connectors.dlio import scratch
 
-#: The directory in which a rank and its workers, forked or spawned, leave their counts.
+#: The environment variable with the directory for the counts of a rank and all its workers.
 VARIABLE: Final = "KVIO_DLIO_COUNTS"
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Blocks that went one way, their bytes, and when the first began and the last ended.
+    """Blocks of one direction, their bytes, and the time window of their transfers.
 
     Attributes:
-        window_ns: both, by the clock of the system (`time.time_ns`), which hosts share.
+        window_ns: start of the first and end of the last transfer, in `time.time_ns`, which is
+            comparable between hosts.
     """
 
     blocks: int = 0
@@ -35,7 +36,7 @@ class Moved:
 
     @property
     def seconds(self) -> float:
-        """How long that took, with whatever else was done in between."""
+        """Return the length of the window, including other work within it."""
         begun, ended = self.window_ns or (0, 0)
         return (ended - begun) / 1e9
 
@@ -48,7 +49,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What went through kvio, by phase and direction."""
+    """The blocks that went through kvio, by phase and direction."""
 
     writes: Moved = Moved()
     reads: Moved = Moved()
@@ -60,12 +61,12 @@ class Counts:
 
 
 _NAMES: Final = tuple(one.name for one in fields(Counts))
-#: Of every name: blocks, bytes, and when the first began and the last ended.
+#: For every name: blocks, bytes, start of the first and end of the last transfer.
 _RECORD: Final = struct.Struct(f"={4 * len(_NAMES)}Q")
 
 
-class Tally:
-    """The counts of one process, in a file that outlives it."""
+class IOCounters:
+    """The counts of one process, in a file that outlives the process."""
 
     def __init__(self, directory: str) -> None:
         self.pid = os.getpid()
@@ -79,7 +80,7 @@ class Tally:
             os.close(fd)
 
     def add(self, name: str, nbytes: int, *, begun_ns: int) -> None:
-        """Count one block that ends now."""
+        """Count one block whose transfer ends now."""
         with self._lock:
             blocks, before, begun, _ = self._now[name]
             first = min(begun, begun_ns) if blocks else begun_ns
@@ -87,14 +88,14 @@ class Tally:
             _RECORD.pack_into(self._memory, 0, *itertools.chain(*self._now.values()))
 
 
-_tally: Tally | None = None
-_making = threading.Lock()
-#: Directories of counts, and the processes that made them.
+_counters: IOCounters | None = None
+_creating = threading.Lock()
+#: Directories of counts, and the processes that created them.
 _begun: list[tuple[str, int]] = []
 
 
 def begin() -> None:
-    """Start counting for this rank; processes it makes from now on count into the same."""
+    """Start counting for this rank and for processes that it starts from now on."""
     if VARIABLE in os.environ and os.path.isdir(os.environ[VARIABLE]):
         return
     directory = scratch.make("counts")
@@ -104,35 +105,35 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Remove what this process, not one that it made, began; where `atexit` will not be asked."""
+    """Remove the directories that this process created; for exits that skip `atexit`."""
     for directory, pid in _begun:
         if os.getpid() == pid:
             shutil.rmtree(directory, ignore_errors=True)
 
 
 def add(name: str, nbytes: int, *, begun_ns: int) -> None:
-    """Count one block of this process, of a name as in `Counts`, that ends now."""
-    global _tally
-    tally = _tally
-    if tally is None or tally.pid != os.getpid():
-        with _making:
-            if _tally is None or _tally.pid != os.getpid():
+    """Count one block of this process whose transfer ends now; *name*: a field of `Counts`."""
+    global _counters
+    counters = _counters
+    if counters is None or counters.pid != os.getpid():
+        with _creating:
+            if _counters is None or _counters.pid != os.getpid():
                 begin()
-                _tally = Tally(os.environ[VARIABLE])
-            tally = _tally
-    tally.add(name, nbytes, begun_ns=begun_ns)
+                _counters = IOCounters(os.environ[VARIABLE])
+            counters = _counters
+    counters.add(name, nbytes, begun_ns=begun_ns)
 
 
 def _after_fork() -> None:
-    global _making  # another thread of the parent may have held it
-    _making = threading.Lock()
+    global _creating  # another thread may have held it at the fork
+    _creating = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 def total() -> Counts:
-    """Sum what this rank and its workers counted, those that have died included."""
+    """Return the sum of the counts of this rank and its workers, including dead ones."""
     found = Counts()
     directory = os.environ.get(VARIABLE)
     if directory is None:

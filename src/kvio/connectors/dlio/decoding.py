@@ -1,4 +1,4 @@
-"""Blocks to arrays, as DLIO's own readers make them; never through a pickle."""
+"""Decode blocks to arrays like DLIO's readers, but without pickle."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from kvio.connectors.dlio.plan import INDEXED
 from kvio.connectors.dlio.tfrecord import image_of, records
 from kvio.errors import CorruptBlockError, UnsupportedError
 
-#: Of a local header: APPNOTE.TXT of PKWARE, 4.3.7.
+#: The local file header: PKWARE's APPNOTE.TXT, 4.3.7.
 _ZIP_HEADER_NBYTES: Final = 30
 _ZIP_NAME_LENGTH_AT: Final = 26
 
 
 def npz(block: memoryview) -> Any:
-    """Give the array ``x`` of an .npz file; the file's own checksum of it is verified."""
+    """Return the array ``x`` of an .npz file; verify its checksum in the file."""
     with zipfile.ZipFile(_BlockFile(block)) as archive:
         member = archive.getinfo("x.npy")
         if member.compress_type != zipfile.ZIP_STORED:
             return npy(memoryview(archive.read(member)))
-        with archive.open(member):  # checks that the member is where the directory says
+        with archive.open(member):  # verifies the local header against the directory
             pass
     content = block[_content_at(block, member.header_offset) :][: member.file_size]
     if zlib.crc32(content) != member.CRC:
@@ -39,7 +39,7 @@ def npz(block: memoryview) -> Any:
 
 
 def npy(block: memoryview) -> Any:
-    """Give the array of an .npy file: the bytes of the block, not a copy of them."""
+    """Return the array of an .npy file as a view of the block."""
     file = _BlockFile(block)
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
@@ -59,7 +59,7 @@ def _content_at(block: memoryview, header: int) -> int:
 
 
 class _BlockFile(io.RawIOBase):
-    """A block as a file, of which only what is read is copied."""
+    """A block as a file object that copies only the bytes that are read."""
 
     def __init__(self, block: memoryview) -> None:
         self._block = block
@@ -90,14 +90,14 @@ class _BlockFile(io.RawIOBase):
 
 
 def image(block: memoryview) -> Any:
-    """Give the pixels of a JPEG or PNG file."""
+    """Return the pixels of a JPEG or PNG file."""
     from PIL import Image
 
     return np.asarray(Image.open(io.BytesIO(block)))
 
 
 def hdf5(block: memoryview) -> Any:
-    """Give the records of an HDF5 file."""
+    """Return the records of an HDF5 file."""
     import h5py
 
     with h5py.File(_BlockFile(block), "r") as file:
@@ -105,14 +105,14 @@ def hdf5(block: memoryview) -> Any:
 
 
 def csv(block: memoryview) -> Any:
-    """Give the rows of a CSV file."""
+    """Return the rows of a CSV file."""
     import pandas as pd
 
     return pd.read_csv(_BlockFile(block)).to_numpy()
 
 
 def tfrecord(block: memoryview) -> Any:
-    """Give the images of a TFRecord file's examples; of other records, the bytes."""
+    """Return the images of a TFRecord file's examples, or the bytes of other records."""
     return [np.frombuffer(image_of(record), dtype=np.uint8) for record in records(block)]
 
 
@@ -127,37 +127,37 @@ _DECODERS: Final[Mapping[str, Callable[[memoryview], Any]]] = MappingProxyType(
         "tfrecord": tfrecord,
     }
 )
-#: The last axis of these numbers the samples; the first one of the others.
+#: Formats whose last axis is the sample; in the other formats it is the first axis.
 _SAMPLES_LAST: Final = frozenset({"npz", "npy"})
 _WHOLE: Final = frozenset({"jpeg", "png"})
-#: What the libraries raise of bytes that are damaged: pillow a SyntaxError, zipfile a RuntimeError
-#: for a flag that says encrypted.
+#: Exceptions that the libraries raise for corrupt bytes: pillow a SyntaxError, zipfile a
+#: RuntimeError for the flag "encrypted".
 _DAMAGE: Final = (
     *(ValueError, OSError, EOFError, LookupError, SyntaxError, RuntimeError, TypeError),
     *(MemoryError, OverflowError, struct.error, zipfile.BadZipFile, zlib.error),
-    tokenize.TokenError,  # of a header of .npy
-    Warning,  # of one as Python 2 wrote it, where warnings are errors
+    tokenize.TokenError,  # for an .npy header
+    Warning,  # for an .npy header of Python 2, if warnings are errors
 )
 
 
 def check_format(name: str) -> None:
-    """Refuse a format that is not read here.
+    """Refuse a format that is not supported.
 
     Raises:
-        UnsupportedError: with the formats that are.
+        UnsupportedError: the error lists the supported formats.
     """
     if name not in _DECODERS and name not in INDEXED:
         raise UnsupportedError(
             f"DLIO on kvio reads {', '.join((*_DECODERS, *sorted(INDEXED)))}, not {name}; "
-            "kvio.decode=false reads any format's bytes without a look at them"
+            "kvio.decode=false reads any format without decoding it"
         )
 
 
 def decode(name: str, block: memoryview, *, key: str) -> Any:
-    """Make an array of a block in a format of DLIO's.
+    """Decode a block in one of DLIO's formats to an array.
 
     Raises:
-        CorruptBlockError: the bytes are not of that format; it names the block.
+        CorruptBlockError: the bytes are not in that format; the error names the block.
     """
     check_format(name)
     try:
@@ -167,10 +167,10 @@ def decode(name: str, block: memoryview, *, key: str) -> Any:
 
 
 def sample(name: str, array: Any, number: int, *, key: str) -> Any:
-    """Give one sample of a decoded block, as the reader of its format does.
+    """Return one sample of a decoded block.
 
     Raises:
-        CorruptBlockError: the block has fewer; it names the block.
+        CorruptBlockError: the block has fewer samples; the error names the block.
     """
     if name in _WHOLE:
         return array

@@ -1,4 +1,4 @@
-"""What a workload need not say once it says ``storage_type: parallel_fs``."""
+"""Fill in the options of a workload with ``storage_type: parallel_fs``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _PACKAGE: Final = "kvio.connectors.dlio"
 
 
 def goes_through_kvio(workload: Any) -> bool:
-    """Tell whether a workload asks for the storage that kvio claims."""
+    """Return whether a workload uses the storage type that kvio implements."""
     storage = workload.get("storage") or {}
     return bool(storage.get("storage_type") == STORAGE_TYPE)
 
 
 def filled_in(workload: Any) -> Any:
-    """Give the workload with kvio's loader, reader and checkpoints where it names none.
+    """Return the workload with kvio's loader, reader and checkpoints where it names no class.
 
-    A class that is named, be it null, is left: ``data_loader_classname: null`` keeps DLIO's
-    loader, which then reads through kvio's reader.
+    A named class is kept, also null: ``data_loader_classname: null`` keeps DLIO's loader, which
+    then reads through kvio's reader.
     """
     section = "data_reader" if "data_reader" in workload else "reader"
     reader = {"reader_classname": f"{_PACKAGE}.readers.KvioReader"}
@@ -41,6 +41,6 @@ def _mechanism() -> str:
 
 
 def has_library(name: str) -> bool:
-    """Tell whether a library is installed, not only stood in for."""
+    """Return whether a library is installed, not only kvio's stub of it."""
     spec = importlib.util.find_spec(name)
     return spec is not None and "stand_ins" not in (spec.origin or "")

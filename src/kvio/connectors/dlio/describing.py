@@ -1,4 +1,4 @@
-"""DLIO's arguments as a `Workload` and its `Checkpoints`."""
+"""Convert DLIO's arguments to a `Workload` and `Checkpoints`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvio.connectors.dlio.plan import Checkpoints, Workload
 
 
 def workload_of(args: Any) -> Workload:
-    """Describe a run by what DLIO made of its options."""
+    """Return the workload of DLIO's parsed options."""
     return Workload(
         ranks=args.comm_size,
         files=args.num_files_train,
@@ -31,7 +31,7 @@ def workload_of(args: Any) -> Workload:
 
 
 def checkpoints_of(args: Any, workload: Workload, *, rank: int) -> Checkpoints:
-    """Describe what DLIO 2.0.0 has a rank checkpoint."""
+    """Return the checkpoints that DLIO 2.0.0 makes a rank write."""
     return Checkpoints(
         epochs=workload.epochs if args.do_checkpoint and workload.train else 0,
         steps_per_epoch=workload.training.steps,

@@ -1,4 +1,4 @@
-"""The one error of this connector that is not kvio's."""
+"""Define the error of this connector."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from kvio.errors import KvioError
 
 
 class PlanError(KvioError):
-    """The run did not write or read what its workload says."""
+    """The run did not write or read the blocks that its workload requires."""

@@ -1,4 +1,4 @@
-"""What ``+kvio=BACKEND`` adds to a run: settings become the environment, DLIO is wired."""
+"""Handle ``+kvio=BACKEND``: put the settings into the environment and install kvio into DLIO."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OWN = ("backend", "root")
 
 
 class KvioCallback(Callback):  # type: ignore[misc, unused-ignore]  # Any where Hydra is absent
-    """Called by Hydra before DLIO builds anything."""
+    """A callback that Hydra calls before DLIO starts."""
 
     def on_run_start(self, config: Any, **kwargs: Any) -> None:
-        """Configure this run, or end it: Hydra turns exceptions of callbacks into warnings."""
+        """Configure this run; exit on errors, because Hydra turns exceptions into warnings."""
         del kwargs
         try:
             os.environ[VARIABLE] = settings_of(config.get("kvio")).to_text()
@@ -34,10 +34,10 @@ class KvioCallback(Callback):  # type: ignore[misc, unused-ignore]  # Any where 
 
 
 def settings_of(group: Any) -> Settings:
-    """Read the group ``kvio`` of a configuration.
+    """Return the settings in the group ``kvio`` of a configuration.
 
     Raises:
-        ConfigError: something is missing, unknown or of the wrong type.
+        ConfigError: a value is missing, unknown or of the wrong type.
     """
     if group is None:
         raise ConfigError("the callback of kvio needs +kvio=BACKEND")
@@ -45,10 +45,10 @@ def settings_of(group: Any) -> Settings:
         given = OmegaConf.to_container(group, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue:
         raise ConfigError(
-            "give the directory, or the bucket, of the blocks: kvio.root=DIRECTORY"
+            "kvio.root is missing: give a directory or bucket, kvio.root=DIRECTORY"
         ) from None
     if not isinstance(given, dict):
-        raise ConfigError("the group kvio is a mapping: +kvio=BACKEND kvio.root=DIRECTORY")
+        raise ConfigError("the group kvio must be a mapping: +kvio=BACKEND kvio.root=DIRECTORY")
     rest = {str(name): value for name, value in given.items() if name not in _OWN}
     _refuse_secrets(given)
     data = store_url(str(given["backend"]), str(given["root"]))
@@ -56,10 +56,10 @@ def settings_of(group: Any) -> Settings:
 
 
 def _refuse_secrets(given: Mapping[Any, Any]) -> None:
-    """Refuse what Hydra would write into the folder of the run, before it does."""
+    """Refuse secrets, before Hydra writes them to the run's folder."""
     checkpoint = given.get("checkpoint")
     if isinstance(checkpoint, str):
-        locate(checkpoint)  # refuses credentials itself
+        locate(checkpoint)  # raises ConfigError for credentials in the URL
     named = set(given.get("options") or ()) & SECRET_OPTIONS
     if named or any(f"{name}=" in str(given["root"]) for name in SECRET_OPTIONS):
         raise ConfigError(

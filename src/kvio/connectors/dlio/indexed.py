@@ -1,4 +1,4 @@
-"""indexed_binary: a sample is a range of a block, and two more blocks say where it lies."""
+"""Read indexed_binary: a sample is a range of a block, located by two index blocks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from kvio.connectors.dlio import blocks
 from kvio.errors import CorruptBlockError
 
-#: A block of offsets and one of sizes stand beside that of the samples.
+#: Suffixes of the index blocks with the offsets and the sizes.
 _OFFSETS, _SIZES = ".off.idx", ".sz.idx"
 _NUMBER: Final = np.dtype("<u8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """Where the samples of one block lie."""
+    """The offsets and sizes of the samples in one block."""
 
     key: str
     offsets: Any
@@ -30,8 +30,8 @@ class Index:
         """Read one sample, a range of the block.
 
         Raises:
-            CorruptBlockError: the index has no such sample, or the block does not.
-            BlockNotFoundError, StorageError: with the block's name.
+            CorruptBlockError: the index or the block has no such sample.
+            BlockNotFoundError, StorageError: the read failed; the error names the block.
         """
         if number >= len(self.offsets):
             raise CorruptBlockError(
@@ -41,7 +41,7 @@ class Index:
         offset, nbytes = int(self.offsets[number]), int(self.sizes[number])
         try:
             found = blocks.read_sample(self.key, offset=offset, nbytes=nbytes)
-        except ValueError as exc:  # beyond the end of the block, or of what an offset can be
+        except ValueError as exc:  # the offset is beyond the block's end or the offset type
             raise self._short(offset, nbytes) from exc
         if len(found) != nbytes:
             raise self._short(offset, nbytes)
@@ -49,13 +49,13 @@ class Index:
 
     def _short(self, offset: int, nbytes: int) -> CorruptBlockError:
         return CorruptBlockError(
-            f"block {self.key!r} does not have the {nbytes} bytes at {offset} that its index says",
+            f"block {self.key!r} does not have the {nbytes} bytes at {offset} given by its index",
             key=self.key,
         )
 
 
 class Indexes:
-    """The indexes of blocks, each read once however many threads ask."""
+    """A cache of indexes; each is read once, also with several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,11 +63,11 @@ class Indexes:
         self._found: dict[str, Index] = {}
 
     def of(self, key: str) -> Index:
-        """Give the index of a block.
+        """Return the index of a block.
 
         Raises:
-            CorruptBlockError: its two blocks disagree.
-            BlockNotFoundError, StorageError: with the name of the index's block.
+            CorruptBlockError: its two index blocks are inconsistent.
+            BlockNotFoundError, StorageError: a read failed; the error names the index block.
         """
         with self._lock:
             reading = self._reading.setdefault(key, threading.Lock())
@@ -77,7 +77,7 @@ class Indexes:
             return self._found[key]
 
     def renew_locks(self) -> None:
-        """Let go in a forked child: other threads of the parent may have held the locks."""
+        """Replace the locks in a forked child: other threads may have held them at the fork."""
         self._lock, self._reading = threading.Lock(), {}
 
 
@@ -103,9 +103,9 @@ _shared: WeakValueDictionary[str, Indexes] = WeakValueDictionary()
 
 
 def shared(dataset: str) -> Indexes:
-    """Give the indexes that the readers of a dataset share, and forget with the last of them.
+    """Return the indexes shared by the readers of a dataset; they are freed with the last reader.
 
-    kvio's loader makes its readers anew for every epoch, so an index is read once an epoch.
+    kvio's loader creates new readers for every epoch, so an index is read once per epoch.
     """
     with _sharing:
         return _shared.setdefault(dataset, Indexes())

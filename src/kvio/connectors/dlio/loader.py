@@ -1,7 +1,7 @@
-"""``reader.data_loader_classname``: ``read_threads`` readers in the rank's own process.
+"""Load data with ``read_threads`` reader threads in the rank's process.
 
-No worker processes: nothing is pickled, counts are exact, and a block that fails stops the run
-with its name.
+There are no worker processes: nothing is pickled, counts are exact, and an error of a block stops
+the run and names the block.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dlio_benchmark.reader.reader_factory import ReaderFactory
 from kvio.connectors.dlio.describing import workload_of
 from kvio.connectors.dlio.plan import Read
 
-_READS_AHEAD: Final = 2  # a thread: one under way, one to go on with
+_READS_AHEAD: Final = 2  # per thread: one running and one queued
 
 
 class KvioLoader(BaseDataLoader):  # type: ignore[misc, unused-ignore]  # DLIO has no types
     """Reads a rank's share of every epoch, in order, a few blocks ahead of the training.
 
-    Honours ``read_threads``, ``prefetch_size``, ``sample_shuffle``, ``preprocess_time`` and the
-    order of files that DLIO shuffles; ranks share a dataset as `Pass.order` says. Every thread has
-    a reader of its own: kvio's, or on ``local_fs`` DLIO's.
+    Supports ``read_threads``, ``prefetch_size``, ``sample_shuffle``, ``preprocess_time`` and DLIO's
+    shuffled order of files; `Pass.order` defines the ranks' shares. Every thread has its own
+    reader: kvio's, or DLIO's with ``local_fs``.
     """
 
     def __init__(self, format_type: Any, dataset_type: Any, epoch_number: int) -> None:
@@ -39,7 +39,7 @@ class KvioLoader(BaseDataLoader):  # type: ignore[misc, unused-ignore]  # DLIO h
         self._passes = 0
 
     def read(self) -> None:
-        """Get ready for the first epoch."""
+        """Prepare the first epoch."""
         self._own = threading.local()
         self._indexes = itertools.count()
 
@@ -47,7 +47,8 @@ class KvioLoader(BaseDataLoader):  # type: ignore[misc, unused-ignore]  # DLIO h
         """Yield the batches of one epoch.
 
         Raises:
-            BlockNotFoundError, StorageError, CorruptBlockError: with the block's name.
+            BlockNotFoundError, StorageError, CorruptBlockError: a block could not be read or
+                decoded; the error names it.
         """
         args = self._args
         self._passes += 1
@@ -64,7 +65,7 @@ class KvioLoader(BaseDataLoader):  # type: ignore[misc, unused-ignore]  # DLIO h
                 yield np.array([args.resized_image] * self.batch_size)
 
     def finalize(self) -> None:
-        """Nothing outlives an epoch."""
+        """Do nothing: no resource outlives an epoch."""
 
     def _in_order(self, order: Iterable[Read], files: list[str]) -> Iterator[int]:
         threads = max(1, self._args.read_threads)
@@ -95,7 +96,7 @@ class KvioLoader(BaseDataLoader):  # type: ignore[misc, unused-ignore]  # DLIO h
 
     def _reader(self) -> Any:
         if not hasattr(self._own, "reader"):
-            # Not by the factory: that of some versions fails where a class is named.
+            # The factory of some versions fails if a class is named.
             make = self._args.reader_class or ReaderFactory.get_reader
             which = (self.format_type,) if make is ReaderFactory.get_reader else ()
             index = next(self._indexes)

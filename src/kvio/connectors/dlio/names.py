@@ -1,4 +1,4 @@
-"""DLIO's names and kvio's keys: a key is the path without what makes it absolute."""
+"""Convert DLIO's paths to keys: a key is the path without a leading ``/``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kvio.types import check_key
 
 
 def key_of(name: object) -> str:
-    """Give the key of a path as DLIO writes it: ``/data/a``, ``data/a`` and ``./data/a`` are one.
+    """Return the key of a path; ``/data/a``, ``data/a`` and ``./data/a`` have the same key.
 
     Raises:
-        InvalidKeyError: the path goes up, or has a character that keys have not.
+        InvalidKeyError: the path has ``..`` or a character that is invalid in keys.
     """
     text = str(name)
     if ".." in text.split("/"):
@@ -23,5 +23,5 @@ def key_of(name: object) -> str:
 
 
 def path_of(name: object) -> str:
-    """Give the path DLIO may make absolute as often as it likes: it stays the same."""
+    """Return the absolute path of a key, which DLIO can make absolute again without a change."""
     return f"/{key_of(name)}"

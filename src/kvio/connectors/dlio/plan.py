@@ -1,4 +1,4 @@
-"""What a workload must write and read, computed from its numbers alone."""
+"""Compute the blocks that a workload must write and read from its parameters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-#: A file of these formats comes with two more, its indexes; a sample is a range of it.
+#: Formats with two index files per file, in which a sample is a range of the file.
 INDEXED: Final = frozenset({"indexed_binary", "mmap_indexed_binary"})
 _INDEXES: Final = 2
 
 
 class Read(NamedTuple):
-    """One block to read: the number of its file, and which of its samples are used."""
+    """One block to read: the number of its file, and the samples used from it."""
 
     file: int
     samples: tuple[int, ...]
@@ -23,7 +23,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One way through a dataset: an epoch of training, or an evaluation."""
+    """One pass over a dataset: an epoch of training, or an evaluation."""
 
     files: int
     samples_per_file: int
@@ -33,14 +33,14 @@ class Pass:
 
     @property
     def steps(self) -> int:
-        """How many batches every rank takes; what fills none is left, as DLIO leaves it."""
+        """Return the batches per rank; samples that fill no batch are dropped, as in DLIO."""
         found = self.files * self.samples_per_file // (self.batch * self.ranks)
         return found if self.max_steps is None else min(found, self.max_steps)
 
     def order(self, rank: int, *, shuffle_seed: Sequence[int] | None = None) -> list[Read]:
-        """List what a rank reads, in order: a share of its own, shuffled within, as DLIO does.
+        """Return a rank's reads in order: its share of the samples, shuffled as in DLIO.
 
-        Samples of one file that follow each other are one read.
+        Consecutive samples of one file are one read.
         """
         share = self.files * self.samples_per_file // self.ranks
         samples = np.arange(rank * share, (rank + 1) * share)
@@ -56,7 +56,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A DLIO run as far as its blocks are concerned."""
+    """The parameters of a DLIO run that determine its blocks."""
 
     ranks: int
     files: int
@@ -78,7 +78,7 @@ class Workload:
 
     @property
     def training(self) -> Pass:
-        """One epoch."""
+        """Return one epoch."""
         return Pass(
             files=self.files,
             samples_per_file=self.samples_per_file,
@@ -89,7 +89,7 @@ class Workload:
 
     @property
     def evaluation(self) -> Pass:
-        """One evaluation."""
+        """Return one evaluation."""
         return Pass(
             files=self.eval_files,
             samples_per_file=self.samples_per_file,
@@ -98,27 +98,27 @@ class Workload:
         )
 
     def shuffle_seed(self, epoch: int) -> tuple[int, ...] | None:
-        """Give what the order of an epoch is drawn from; None: it is not shuffled."""
+        """Return the seed for the order of an epoch; None: it is not shuffled."""
         if not self.shuffle:
             return None
         return (self.seed, epoch) if self.seed_change_epoch else (self.seed,)
 
     def writes(self) -> int:
-        """Count the blocks that all ranks together generate."""
+        """Return the number of blocks that all ranks together generate."""
         if not self.generate:
             return 0
         files = self.files + max(0, self.eval_files)
         return files * (1 + _INDEXES) if self.format in INDEXED else files
 
     def reads(self, rank: int) -> int:
-        """Count the blocks that a rank reads.
+        """Return the number of blocks that a rank reads.
 
-        Of an indexed format a sample is a read, and the indexes of a file are read once a pass.
+        In an indexed format every sample is a read, and a file's indexes are read once per pass.
         """
         return sum(self._blocks(order, indexes=_INDEXES) for order in self._passes(rank))
 
     def least_reads(self, rank: int) -> int:
-        """Count the blocks that a rank reads at least, where readers keep indexes for later."""
+        """Return the minimum of blocks that a rank reads, if readers keep the indexes."""
         return sum(self._blocks(order, indexes=0) for order in self._passes(rank))
 
     def _passes(self, rank: int) -> Iterator[list[Read]]:
@@ -146,7 +146,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """How often a rank checkpoints, and how many files each time: DLIO 2.0.0's rules."""
+    """The checkpoints of a rank and the files of each, by the rules of DLIO 2.0.0."""
 
     epochs: int
     steps_per_epoch: int
@@ -156,7 +156,7 @@ class Checkpoints:
     files_each: int = 1
 
     def writes(self) -> int:
-        """Count the files that a rank writes."""
+        """Return the number of files that a rank writes."""
         return self._times() * self.files_each
 
     def _times(self) -> int:

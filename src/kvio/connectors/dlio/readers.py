@@ -1,6 +1,7 @@
-"""``reader.reader_classname``: reads blocks where DLIO's own reader of a format opens files.
+"""Read blocks instead of files, for every format of DLIO.
 
-Derived from FormatReader alone: the readers of some DLIO versions mix in code that opens paths.
+The reader derives from FormatReader only, because the other readers of some DLIO versions open
+paths.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kvio.connectors.dlio.plan import INDEXED
 
 
 class KvioReader(FormatReader):  # type: ignore[misc, unused-ignore]  # DLIO has no types
-    """Reads samples of the format of the workload, through `kvio.Store.read_block`."""
+    """Reads samples in the workload's format from a `kvio.Store`."""
 
     def __init__(self, dataset_type: Any, thread_index: int, epoch: int) -> None:
         super().__init__(dataset_type, thread_index)
@@ -30,12 +31,13 @@ class KvioReader(FormatReader):  # type: ignore[misc, unused-ignore]  # DLIO has
             decoding.check_format(self._format)
 
     def open(self, filename: str) -> Any:
-        """Read a block and make of it what samples are taken from; of an indexed one, its index.
+        """Read and decode a block, or read the index of a block in an indexed format.
 
-        Its memory is used again once it is closed.
+        The buffer is reused after `close`.
 
         Raises:
-            BlockNotFoundError, StorageError, CorruptBlockError: with the block's name.
+            BlockNotFoundError, StorageError, CorruptBlockError: a block could not be read or
+                decoded; the error names it.
         """
         key = key_of(filename)
         if self._indexes is not None:
@@ -47,17 +49,17 @@ class KvioReader(FormatReader):  # type: ignore[misc, unused-ignore]  # DLIO has
         return decoding.decode(self._format, block, key=key) if self._decodes else block
 
     def close(self, filename: str) -> None:
-        """Be done with a block and what was made of it."""
+        """Release the buffer of a block."""
         rereader = self._reading.pop(filename, None)
         if rereader is not None:
             self._spare.append(rereader)
 
     def get_sample(self, filename: str, sample_index: int) -> None:
-        """Take a sample; DLIO hands on another array of the size asked for.
+        """Read a sample and discard it; DLIO passes on a dummy array of the requested size.
 
         Raises:
             CorruptBlockError: the block has no such sample.
-            BlockNotFoundError, StorageError: of an indexed one, with its name.
+            BlockNotFoundError, StorageError: in an indexed format, the read failed.
         """
         opened = self.open_file_map[filename]
         if self._indexes is not None:
@@ -70,16 +72,16 @@ class KvioReader(FormatReader):  # type: ignore[misc, unused-ignore]  # DLIO has
         yield from super().next()
 
     def read_index(self, image_idx: int, step: int) -> Any:
-        """Read the sample of an index."""
+        """Read the sample with an index."""
         return super().read_index(image_idx, step)
 
     def finalize(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is open."""
 
     def is_index_based(self) -> bool:
-        """Samples can be asked for by number."""
+        """Return True: samples can be read by number."""
         return True
 
     def is_iterator_based(self) -> bool:
-        """And in order."""
+        """Return True: samples can be read in order."""
         return True

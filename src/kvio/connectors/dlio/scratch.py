@@ -1,4 +1,4 @@
-"""Directories of a process, removed by the next one if their own was killed."""
+"""Create temporary directories, and remove those of killed processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PREFIX: Final = "kvio-dlio-"
 
 
 def make(purpose: str, *, parent: str | None = None) -> str:
-    """Make a directory named by this process; first remove those of processes that are gone.
+    """Create a directory with this process's id in its name; first remove those of dead processes.
 
     Raises:
-        OSError: the parent cannot be written.
+        OSError: the parent directory is not writable.
     """
     parent = tempfile.gettempdir() if parent is None else parent
     prefix = f"{_PREFIX}{purpose}-"

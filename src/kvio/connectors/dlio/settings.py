@@ -1,4 +1,4 @@
-"""What a run is told: where data and checkpoints go, and how samples get there and back."""
+"""Parse and check the settings of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from kvio.errors import ConfigError
 
-#: The one variable that reaches ranks and workers, forked and spawned: a store's URL, or JSON.
+#: The environment variable for all ranks and workers: a store's URL, or JSON.
 VARIABLE: Final = "KVIO_DLIO"
 
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # a tmpfs: staged samples need no disk
@@ -21,16 +21,16 @@ _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # a tmpfs: staged samples need
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Where the blocks of a run are.
+    """The settings of a run.
 
     Attributes:
         data: the URL of the store of samples.
-        checkpoint: the URL of the store of checkpoints; None: that of the samples.
+        checkpoint: the URL of the store of checkpoints; None: the store of samples.
         options: more options of the store of samples, as in its URL.
-        staging_dir: where generators that write files themselves do so; None: shared memory.
-        write_threads: how many generated files a rank stores at a time; None: two, or one after the
-            other where that takes no time.
-        decode: whether readers make arrays of what they read, as DLIO's own do.
+        staging_dir: directory for generators that write files; None: shared memory.
+        write_threads: number of generated files that a rank stores at a time; None: two, or one if
+            storing a file is fast.
+        decode: decode samples to arrays, like DLIO's readers.
     """
 
     data: str
@@ -57,10 +57,10 @@ class Settings:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read what `to_text` wrote, or a URL alone.
+        """Parse the result of `to_text`, or a URL.
 
         Raises:
-            ConfigError: it is neither.
+            ConfigError: *text* is neither.
         """
         if not text.lstrip().startswith("{"):
             return cls(data=text.strip())
@@ -72,7 +72,7 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:
-        """Take the attributes by name.
+        """Return settings from attributes by name.
 
         Raises:
             ConfigError: a name is unknown, or ``data`` is missing.
@@ -88,31 +88,31 @@ class Settings:
         return cls(**given)
 
     def to_text(self) -> str:
-        """Write what `from_text` reads."""
+        """Return the settings as JSON."""
         return json.dumps({**dataclasses.asdict(self), "options": dict(self.options)})
 
     def staging_parent(self) -> str:
-        """Give the directory in which a staging directory is made."""
+        """Return the parent for a staging directory."""
         if self.staging_dir is not None:
             return self.staging_dir
         return _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
 
 
 def _kind(value: object) -> str:
-    """Name a type; values may be secrets."""
+    """Return the name of the type, because the value may be a secret."""
     return type(value).__name__
 
 
 def store_url(backend: str, root: str) -> str:
-    """Make a store's URL of a backend's name and a directory, or a bucket with a prefix."""
+    """Return the URL of a store from a backend's name and a directory or ``bucket/prefix``."""
     if "://" in root:
-        raise ConfigError("kvio.root is a directory or a bucket, not a URL")
+        raise ConfigError("kvio.root must be a directory or a bucket, not a URL")
     if backend.partition("+")[0] == "s3":
         return f"{backend}://{quote(root)}"
     return f"{backend}://{quote(os.path.abspath(root))}"
 
 
 def configured() -> Settings | None:
-    """Give the settings of this process, or None where it has none."""
+    """Return the settings in this process's environment, or None."""
     text = os.environ.get(VARIABLE)
     return Settings.from_text(text) if text else None

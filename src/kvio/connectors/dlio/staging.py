@@ -1,4 +1,4 @@
-"""Generators that write files themselves write them to a directory; from there they are blocks."""
+"""Let generators that write files write to a temporary directory, and store the files as blocks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from kvio.connectors.dlio.names import key_of
 from kvio.connectors.dlio.storage import KvioStorage
 from kvio.errors import ConfigError, KvioError, StorageError, UnsupportedError
 
-#: Where nothing is asked for: files stored at a time, and how long one must take for that. Waking a
-#: thread and waiting for the interpreter take about a millisecond of a small file.
+#: Defaults without write_threads: the number of threads, and the time to store a file from which
+#: they are used. Waking a thread and waiting for the GIL take about a millisecond.
 _THREADS: Final = 2
-_WORTH_A_THREAD_S: Final = 2e-3
+_MIN_THREADED_S: Final = 2e-3
 
 
 class StagingStorage(KvioStorage):
-    """Names a file to write where a key is asked for, and stores it when the next one is.
+    """Returns a path to write for each key, and stores the file when the next path is requested.
 
-    A generator asks for a name when it is done with the file before, and makes the next file while
-    as many as `Settings.write_threads` are stored, unless storing one is too short to be shared.
+    A generator requests a path after it has written the file before. While it writes the next file,
+    up to `Settings.write_threads` files are stored in the background, unless storing is fast.
     """
 
     def __init__(self, namespace: str, framework: object = None) -> None:
@@ -38,18 +38,18 @@ class StagingStorage(KvioStorage):
         try:
             self._directory = scratch.make("staging", parent=parent)
         except OSError as exc:
-            raise ConfigError(f"no staging directory can be made in {parent!r}: {exc}") from exc
+            raise ConfigError(f"cannot create a staging directory in {parent!r}: {exc}") from exc
         self.generating = ""
         self._folder = self._directory
         self._folders = {self._directory}
         self._storing: deque[Future[float]] = deque()
         self._at_a_time = settings.write_threads or _THREADS
         self._chooses = settings.write_threads is None
-        self._took_s = _WORTH_A_THREAD_S
+        self._took_s = _MIN_THREADED_S
         self._pool = ThreadPoolExecutor(self._at_a_time, thread_name_prefix="kvio-dlio-staging")
 
     def get_uri(self, id: object) -> str:  # noqa: A002  # DLIO's name
-        """Begin to store what is staged, and give the path of a file to write."""
+        """Start storing the staged files, and return the path of a file to write."""
         self._store_all(self._folder, sorted(os.listdir(self._folder)))
         self._wait(under_way=self._at_a_time)
         self.generating = key_of(id)
@@ -61,21 +61,21 @@ class StagingStorage(KvioStorage):
         return path
 
     def islocalfs(self) -> bool:
-        """Say that names are paths to open."""
+        """Return True: names are paths to open."""
         return True
 
     def commit(self) -> None:
         """Store every staged file under its key, and remove it.
 
         Raises:
-            StorageError: with the name of the first block that could not be stored.
+            StorageError: a block could not be stored; the error names it.
         """
         for folder, _, names in os.walk(self._directory):
             self._store_all(folder, sorted(names))
         self._wait(under_way=0)
 
     def discard(self) -> None:
-        """Remove the directory and whatever it holds."""
+        """Remove the directory and all files in it."""
         self._pool.shutdown(cancel_futures=True)
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -87,7 +87,7 @@ class StagingStorage(KvioStorage):
             held = open(path, "rb", buffering=0)  # noqa: SIM115  # `_store` closes it
             os.unlink(path)
             key = path.removeprefix(f"{self._directory}/")
-            if self._chooses and self._took_s < _WORTH_A_THREAD_S:
+            if self._chooses and self._took_s < _MIN_THREADED_S:
                 self._took_s = _store(held, key)
             else:
                 self._storing.append(self._pool.submit(_store, held, key))
@@ -98,7 +98,7 @@ class StagingStorage(KvioStorage):
 
 
 def _store(file: FileIO, key: str) -> float:
-    """Store a file, and tell how long that took."""
+    """Store a file and return the seconds that this took."""
     begun = time.perf_counter()
     with file:
         if os.fstat(file.fileno()).st_size == 0:
@@ -108,26 +108,26 @@ def _store(file: FileIO, key: str) -> float:
         try:
             blocks.write_sample(key, memory)
         finally:
-            with contextlib.suppress(BufferError):  # the traceback of an error still looks at it
+            with contextlib.suppress(BufferError):  # an error's traceback still refers to it
                 memory.close()
     return time.perf_counter() - begun
 
 
 class StagedGenerator:
-    """A generator of DLIO's that writes to a staging directory."""
+    """Wraps a generator of DLIO so that it writes to a staging directory."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
 
     def generate(self) -> None:
-        """Generate, and store every file; a failure leaves none of it staged.
+        """Generate and store every file; remove staged files on failure.
 
         Raises:
             UnsupportedError: all ranks would write one file together.
-            StorageError: with the name of the block that could not be staged or stored.
+            StorageError: a block could not be staged or stored; the error names it.
         """
         _refuse_shared_files(self._generator)
-        args = self._generator._args  # noqa: SLF001  # DLIO's own way to its options
+        args = self._generator._args  # noqa: SLF001  # DLIO has no public access to its options
         storage = StagingStorage(args.storage_root)
         self._generator.storage = storage
         try:
@@ -147,6 +147,7 @@ def _refuse_shared_files(generator: Any) -> None:
     files = generator.num_files_train + max(0, generator.num_files_eval)
     if "indexed_binary" in str(generator.format) and files <= generator.comm_size:
         raise UnsupportedError(
-            f"DLIO writes {files} indexed_binary files by MPI-IO, all of {generator.comm_size} "
-            "ranks one file: kvio stores whole files; ask for more files than ranks"
+            f"DLIO writes {files} indexed_binary files with MPI-IO, each by all "
+            f"{generator.comm_size} ranks together, but kvio stores whole files: generate more "
+            "files than ranks"
         )

@@ -1,4 +1,4 @@
-"""DLIO's storage interface over a store: folders are prefixes of keys."""
+"""Implement DLIO's storage interface with a store: folders are prefixes of keys."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from kvio.types import BlockStatus
 
 
 class KvioStorage(DataStorage):  # type: ignore[misc, unused-ignore]  # DLIO has no types
-    """What DLIO asks of a storage, in keys; errors are kvio's own and stop the run."""
+    """DLIO's storage with keys as names; kvio's errors stop the run."""
 
     def __init__(self, namespace: str, framework: object = None) -> None:
-        del framework  # its native I/O would go around kvio
+        del framework  # its native I/O would bypass kvio
         super().__init__(None)
         self.namespace = Namespace(namespace, NamespaceType.FLAT)
 
     def get_uri(self, id: object) -> str:  # noqa: A002  # DLIO's name
-        """Give a name that stays the same when DLIO makes it absolute."""
+        """Return a name that does not change when DLIO makes it absolute."""
         return path_of(id)
 
     def get_basename(self, id: str) -> str:  # noqa: A002
-        """Give the last part of a name."""
+        """Return the last part of a name."""
         return posixpath.basename(id)
 
     def create_namespace(self, exist_ok: bool = False) -> bool:  # noqa: FBT001
-        """Ask the medium for a name, so that a missing bucket is known before any work."""
+        """List a prefix, so that a missing bucket is an error before any work starts."""
         del exist_ok
         any(True for _ in blocks.data_store().list_keys("kvio-dlio-asks-first/"))
         return True
 
     def get_namespace(self) -> Any:
-        """Give the name of the namespace."""
+        """Return the name of the namespace."""
         return self.namespace.name
 
     def create_node(self, id: object, exist_ok: bool = False) -> bool:  # noqa: A002, FBT001
-        """Folders need no making."""
+        """Return True: folders need not be created."""
         del id, exist_ok
         return True
 
     def get_node(self, id: object = "") -> Any:  # noqa: A002
-        """Tell whether a name is a block, the folder of some, or nothing."""
+        """Return FILE for a block, DIRECTORY for a prefix of blocks, or None."""
         key = key_of(id)
         if blocks.data_store().contains(key):
             return MetadataType.FILE
@@ -53,7 +53,7 @@ class KvioStorage(DataStorage):  # type: ignore[misc, unused-ignore]  # DLIO has
         return MetadataType.DIRECTORY if any(True for _ in below) else None
 
     def walk_node(self, id: str, use_pattern: bool = False) -> list[str]:  # noqa: A002, FBT001
-        """List the names in a folder; of ``D/*/*.npz`` and ``D/*.npz``, the paths."""
+        """Return the names in a folder, or the paths that match ``D/*/*.npz`` or ``D/*.npz``."""
         if not use_pattern:
             return self._names_in(key_of(id))
         folder, _, rest = id.partition("/*")
@@ -66,10 +66,10 @@ class KvioStorage(DataStorage):  # type: ignore[misc, unused-ignore]  # DLIO has
         ]
 
     def delete_node(self, id: object) -> bool:  # noqa: A002
-        """Remove a block, or all in a folder.
+        """Remove a block, or all blocks in a folder.
 
         Raises:
-            KvioError: one of them could not be removed.
+            KvioError: a block could not be removed.
         """
         store, key = blocks.data_store(), key_of(id)
         own = [key] if store.contains(key) else []
@@ -85,7 +85,7 @@ class KvioStorage(DataStorage):  # type: ignore[misc, unused-ignore]  # DLIO has
         offset: int | None = None,
         length: int | None = None,
     ) -> None:
-        """Store bytes, a buffer, or what has one (`io.BytesIO`), as versions of DLIO differ."""
+        """Store text, a buffer, or an `io.BytesIO`, since versions of DLIO differ."""
         del offset, length
         if isinstance(data, str):
             data = data.encode()
@@ -104,15 +104,15 @@ class KvioStorage(DataStorage):  # type: ignore[misc, unused-ignore]  # DLIO has
         return blocks.read_sample(key_of(id), offset=offset or 0, nbytes=length)
 
     def isfile(self, id: object) -> bool:  # noqa: A002
-        """Tell whether a block has this name."""
+        """Return whether a block has this name."""
         return blocks.data_store().contains(key_of(id))
 
     def file_exists(self, id: object) -> bool:  # noqa: A002
-        """Tell whether a block has this name."""
+        """Return whether a block has this name."""
         return self.isfile(id)
 
     def islocalfs(self) -> bool:
-        """Say that names are no paths to open."""
+        """Return False: names are not paths to open."""
         return False
 
     def _names_in(self, folder: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""TFRecord files without TensorFlow: framed records, both checksums of each verified.
+"""Read and write TFRecord files without TensorFlow, and verify both checksums of each record.
 
-A record is its length, a checksum of that, the bytes and a checksum of these; DLIO's records are
-messages ``tf.train.Example`` with the features ``image`` and ``size``.
+A record is its length, a checksum of the length, the bytes, and a checksum of the bytes. DLIO's
+records are messages ``tf.train.Example`` with the features ``image`` and ``size``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SUM: Final = struct.Struct("<I")
 _HEAD_NBYTES: Final = _LENGTH.size + _SUM.size
 _MASK_ADDS: Final = 0xA282EAD8
 
-#: Of protocol buffers: how a field is encoded, and in DLIO's messages its number.
+#: Protocol buffers: wire types, and the field numbers in DLIO's messages.
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 _FIXED: Final = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
 _FEATURES = _FEATURE = _NAME = _BYTES_LIST = _VALUE = 1
@@ -27,10 +27,10 @@ _VARINT_BITS: Final = 64
 
 
 def records(block: memoryview) -> Iterator[memoryview]:
-    """Yield the records of a file, which are parts of the block.
+    """Yield the records of a file as views of the block.
 
     Raises:
-        ValueError: the file ends within a record, or a checksum is wrong.
+        ValueError: the file is truncated, or a checksum is wrong.
     """
     at = 0
     while at < len(block):
@@ -50,13 +50,13 @@ def records(block: memoryview) -> Iterator[memoryview]:
 
 
 def framed(record: bytes) -> bytes:
-    """Give a record as it stands in a file."""
+    """Return a record with its length and checksums."""
     length = _LENGTH.pack(len(record))
     return length + _SUM.pack(_masked(length)) + record + _SUM.pack(_masked(record))
 
 
 def image_of(record: memoryview) -> memoryview:
-    """Give the first value of the feature ``image``; of a record without one, the record."""
+    """Return the first value of the feature ``image``, or the record if it has none."""
     try:
         for features in _fields(record, _FEATURES):
             for feature in _fields(features, _FEATURE):
@@ -68,7 +68,7 @@ def image_of(record: memoryview) -> memoryview:
 
 
 def example(features: Mapping[str, bytes | int]) -> bytes:
-    """Give a message ``tf.train.Example`` of features of one value each."""
+    """Return a message ``tf.train.Example`` with one value per feature."""
     content = b"".join(
         _field(_FEATURE, _field(_NAME, name.encode()) + _field(_CONTENT, _feature(value)))
         for name, value in features.items()
@@ -102,7 +102,7 @@ def _varint(value: int) -> bytes:
 
 
 def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
-    """Yield the contents of the fields of a number that have lengths; skip the others."""
+    """Yield the contents of length-delimited fields with the number *wanted*."""
     at = 0
     while at < len(message):
         tag, at = _read_varint(message, at)
@@ -115,7 +115,7 @@ def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
         elif kind in _FIXED:
             nbytes = _FIXED[kind]
         else:
-            raise ValueError(f"no field is of kind {kind}")
+            raise ValueError(f"invalid wire type {kind}")
         if at + nbytes > len(message):
             raise ValueError("a field ends beyond its message")
         if tag == wanted << 3 | _BYTES:

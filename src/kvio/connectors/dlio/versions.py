@@ -1,4 +1,4 @@
-"""Which DLIO this is, told by what it has; one that is not known is refused."""
+"""Identify the installed DLIO, and refuse unknown versions."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from kvio.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """A DLIO this connector knows.
+    """A version of DLIO that this connector supports.
 
     Attributes:
-        name: as its README has it.
-        putting: formats whose generators hand bytes to the storage; the others write files.
+        name: the name in its README.
+        put_data_formats: formats whose generators call put_data; the others write files.
     """
 
     name: str
-    putting: frozenset[str] = frozenset()
+    put_data_formats: frozenset[str] = frozenset()
 
 
-_PUTTING_AT_HEAD: Final = frozenset({"npz", "npy", "jpeg", "png"})
-_PUTTING_IN_FORK: Final = _PUTTING_AT_HEAD | {"hdf5", "csv", "tfrecord", "parquet", "synthetic"}
+_HEAD_FORMATS: Final = frozenset({"npz", "npy", "jpeg", "png"})
+_FORK_FORMATS: Final = _HEAD_FORMATS | {"hdf5", "csv", "tfrecord", "parquet", "synthetic"}
 PYPI: Final = Release(name="dlio-benchmark 2.0.0 (PyPI)")
-HEAD: Final = Release(name="argonne-lcf/dlio_benchmark 2.x", putting=_PUTTING_AT_HEAD)
-FORK: Final = Release(name="mlcommons/DLIO_local_changes 3.x", putting=_PUTTING_IN_FORK)
+HEAD: Final = Release(name="argonne-lcf/dlio_benchmark 2.x", put_data_formats=_HEAD_FORMATS)
+FORK: Final = Release(name="mlcommons/DLIO_local_changes 3.x", put_data_formats=_FORK_FORMATS)
 
-#: What is wrapped or called, and the arguments it must have.
+#: The wrapped functions of DLIO, and the arguments they must have.
 _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "get_storage": ("storage_type", "namespace", "framework"),
     "get_generator": ("type",),
@@ -37,14 +37,14 @@ _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def identify(version: str, options: type[Any]) -> Release:
-    """Tell a release by its version and by the names of its options.
+    """Return the release with a version and the names of its options.
 
     Args:
-        version: of the installed distribution.
+        version: the version of the installed distribution.
         options: DLIO's class ``ConfigArguments``.
 
     Raises:
-        UnsupportedError: it is none that is known.
+        UnsupportedError: the release is unknown.
     """
     major = version.partition(".")[0]
     counts_in_bytes = hasattr(options, "record_length_bytes")
@@ -61,10 +61,10 @@ def identify(version: str, options: type[Any]) -> Release:
 
 
 def check_signature(name: str, function: Callable[..., Any]) -> None:
-    """Refuse to wrap what is not what it was when this was written.
+    """Refuse to wrap a function whose arguments differ from the expected ones.
 
     Raises:
-        UnsupportedError: its arguments are others.
+        UnsupportedError: the arguments differ.
     """
     found = tuple(inspect.signature(function).parameters)
     if found != _ARGUMENTS[name]:

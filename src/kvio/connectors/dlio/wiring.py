@@ -1,7 +1,7 @@
-"""The one file that reaches into DLIO: two factories and the benchmark itself are wrapped.
+"""Install kvio into DLIO by wrapping two factories and the benchmark; only this file patches DLIO.
 
-DLIO's ``StorageFactory.get_storage`` is a closed chain of comparisons that leaves
-``storage_type: parallel_fs`` to an error, and its generators of 2.0.0 open paths themselves.
+DLIO's ``StorageFactory.get_storage`` has no extension point and raises an error for
+``storage_type: parallel_fs``, and the generators of 2.0.0 open paths themselves.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _installed = False
 
 
 def install() -> None:
-    """Put kvio into DLIO, once a process.
+    """Install kvio into DLIO, once per process.
 
     Raises:
-        UnsupportedError: this DLIO is not known.
+        UnsupportedError: this version of DLIO is unknown.
     """
     global _installed
     if _installed:
         return
     release = identify(importlib.metadata.version("dlio_benchmark"), ConfigArguments)
     if not hasattr(StorageType, "PARALLEL_FS"):
-        raise UnsupportedError("this DLIO has no storage type parallel_fs for kvio to claim")
+        raise UnsupportedError("this DLIO has no storage type parallel_fs, which kvio implements")
     check_signature("get_storage", StorageFactory.get_storage)
     check_signature("get_generator", GeneratorFactory.get_generator)
     programs = _programs()
@@ -49,11 +49,11 @@ def install() -> None:
 
 
 def _programs() -> list[ModuleType]:
-    """Find the module that is run: the command's, or ``python -m``'s."""
+    """Return the modules of the running command: that of ``dlio_benchmark`` or ``__main__``."""
     loaded = [sys.modules.get(name) for name in ("dlio_benchmark.main", "__main__")]
     found = [module for module in loaded if module is not None and hasattr(module, _BENCHMARK)]
     if not found:
-        raise UnsupportedError("no DLIOBenchmark is being run: start DLIO by dlio_benchmark")
+        raise UnsupportedError("DLIOBenchmark is not running: start DLIO with dlio_benchmark")
     return found
 
 
@@ -73,25 +73,25 @@ def _wrap_generators(release: Release) -> None:
 
     def get_generator(type: Any) -> Any:  # noqa: A002  # DLIO's name
         generator = original(type)
-        if not isinstance(generator.storage, KvioStorage) or str(type) in release.putting:
+        if not isinstance(generator.storage, KvioStorage) or str(type) in release.put_data_formats:
             return generator
         if str(type) == "tfrecord":
-            _leave_out_index(sys.modules[generator.__class__.__module__])
+            _disable_tfrecord_index(sys.modules[generator.__class__.__module__])
         return StagedGenerator(generator)
 
     GeneratorFactory.get_generator = staticmethod(get_generator)
 
 
-def _leave_out_index(module: ModuleType) -> None:
-    """Keep the generator from starting tfrecord2idx, DALI's, on a path that is staged.
+def _disable_tfrecord_index(module: ModuleType) -> None:
+    """Keep the generator from running DALI's tfrecord2idx on a staged path.
 
-    Nothing but DALI reads what that writes, and where DALI is absent it cannot be started.
+    Only DALI reads its output, and without DALI the program is missing.
     """
     if hasattr(module, "call"):
         module.call = _no_program  # type: ignore[attr-defined]  # was `subprocess.call`
 
 
 def _no_program(command: object) -> int:
-    """Say that a program ended well."""
+    """Return the exit status of success."""
     del command
     return 0

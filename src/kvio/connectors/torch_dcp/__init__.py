@@ -1,4 +1,4 @@
-"""Checkpoints of ``torch.distributed.checkpoint`` in a kvio store: whole, ordered, never a pickle.
+"""Save checkpoints of ``torch.distributed.checkpoint`` in a kvio store.
 
 ```python
 writer = KvioWriter(store, "run-7")
@@ -6,11 +6,10 @@ dcp.save(state_dict, storage_writer=writer)
 dcp.load(state_dict, storage_reader=KvioReader(store, "run-7"))
 ```
 
-A save writes its data under keys of its own, waits until they are as safe as asked, and only then
-publishes a manifest; see docs/connectors/torch_dcp.md for what is promised. The manifest is JSON.
-What is not a tensor comes from torch's planner as bytes that ``torch.save`` pickled: these are
-stored as they come, and `KvioReader` hands them on only if torch's restricted unpickler, the one
-behind ``weights_only=True``, accepts them.
+A save writes its data under new keys, waits until they have the requested level, and then publishes
+a manifest in JSON; docs/connectors/torch_dcp.md lists the promises. Items that are not tensors
+arrive from torch's planner as bytes pickled by ``torch.save``. They are stored unchanged, and
+`KvioReader` returns them only if torch's restricted unpickler (``weights_only=True``) accepts them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from __future__ import annotations
 from kvio.errors import MissingDependencyError
 
 try:
-    import torch.distributed.checkpoint._state_dict_stager  # noqa: F401  # the newest thing needed
+    import torch.distributed.checkpoint._state_dict_stager  # noqa: F401  # the newest import
 except ImportError as exc:
     raise MissingDependencyError(
         "kvio.connectors.torch_dcp needs torch, and a recent one (2.15 is tested): "

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of, as JSON: nothing in it can run when it is read."""
+"""Encode and decode the manifest of a checkpoint as JSON, which cannot execute code."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _BROKEN: Final = (KeyError, IndexError, TypeError, ValueError, AttributeError, R
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where one rank's data of one save goes.
+class RankLocation:
+    """The location of one rank's data of one save.
 
     Attributes:
-        name: the checkpoint's name, a key's beginning.
-        version: the save, unique among all of this name.
-        rank: whose data.
+        name: the checkpoint's name, the start of its keys.
+        version: the save, unique among all saves of this name.
+        rank: the rank that writes the data.
     """
 
     name: str
@@ -44,22 +44,22 @@ class Place:
 
     @property
     def prefix(self) -> str:
-        """Give what this rank's keys start with, without the last ``/``."""
+        """Return the prefix of this rank's keys, without the last ``/``."""
         return f"{self.name}/{self.version}/rank-{self.rank:05d}"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Where the bytes of one item are.
+class ItemLocation:
+    """The location of one item's bytes.
 
     Attributes:
-        key: the block that holds them, or "" where there are none.
-        offset: where in the block they start.
-        nbytes: how many there are.
+        key: the block that holds the bytes, or "" if there are none.
+        offset: start of the bytes in the block.
+        nbytes: number of bytes.
         block_nbytes: length of the block.
-        checksum: CRC32C of the block, or None where the store computes none.
-        dtype: of a tensor, its dtype's name; None for bytes.
-        sizes: of a tensor, its shape; None for bytes.
+        checksum: CRC32C of the block, or None if the store computes none.
+        dtype: name of a tensor's dtype; None for bytes.
+        sizes: shape of a tensor; None for bytes.
     """
 
     key: str
@@ -73,14 +73,14 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One save, and what it knows of those before it.
+    """One save and the list of earlier saves.
 
     Attributes:
         version: the save.
-        sequence: counts the saves of a name.
+        sequence: number of the save, counted per name.
         versions: the saves that can be loaded, newest first.
         removing: the saves that are being removed.
-        metadata: torch's, with a `Stored` an item in ``storage_data``.
+        metadata: torch's metadata, with an `ItemLocation` per item in ``storage_data``.
     """
 
     version: str
@@ -90,22 +90,22 @@ class Manifest:
     metadata: Metadata
 
     def block_keys(self) -> list[str]:
-        """Name every block of data, each once."""
+        """Return the keys of all data blocks, without duplicates."""
         return list(
             {stored.key: None for stored in self.metadata.storage_data.values() if stored.key}
         )
 
 
 def manifest_key(name: str, version: str | None = None) -> str:
-    """Name the block that holds the manifest of the newest save, or of one."""
+    """Return the key of the manifest of the newest save, or of the given one."""
     return f"{name}/manifest" if version is None else f"{name}/{version}/manifest"
 
 
 def encode(manifest: Manifest, name: str) -> bytes:
-    """Write a manifest as JSON.
+    """Return a manifest as JSON.
 
     Raises:
-        UnsupportedError: something in torch's metadata has no safe representation.
+        UnsupportedError: a value in torch's metadata has no representation in JSON.
     """
     metadata = manifest.metadata
     root = f"{name}/{manifest.version}/"
@@ -139,12 +139,12 @@ def encode(manifest: Manifest, name: str) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, name: str, key: str) -> Manifest:
-    """Read a manifest, believing nothing in it.
+    """Parse a manifest and validate every value in it.
 
     Raises:
-        CorruptBlockError: it is no manifest, or one that contradicts itself.
-        OutOfMemoryError: there is no memory to decode it.
-        UnsupportedError: it is one of a later kvio, or names what this torch has not.
+        CorruptBlockError: *data* is no manifest, or is inconsistent.
+        OutOfMemoryError: there is not enough memory to decode it.
+        UnsupportedError: a later kvio wrote it, or it uses a name that this torch lacks.
     """
     try:
         document = json.loads(bytes(data))
@@ -196,7 +196,7 @@ def _decode_document(document: dict[str, Any], name: str) -> Manifest:
 
 def _decode_item(
     item: list[Any], blocks: list[tuple[str, int, int | None]], state: dict[str, Any]
-) -> tuple[MetadataIndex, Stored]:
+) -> tuple[MetadataIndex, ItemLocation]:
     fqn, at, index, number, offset, nbytes, dtype, sizes = item
     if fqn not in state:
         raise ValueError(f"item {fqn!r:.80} has no description")
@@ -210,7 +210,7 @@ def _decode_item(
         raise ValueError(f"item {fqn!r:.80} has {nbytes} bytes, not those of its shape")
     place = None if at is None else _size(at)
     found = MetadataIndex(_text(fqn), place, None if index is None else _count(index))
-    return found, Stored(key, offset, nbytes, block_nbytes, checksum, dtype, shape)
+    return found, ItemLocation(key, offset, nbytes, block_nbytes, checksum, dtype, shape)
 
 
 def _encode_entry(fqn: str, entry: Any) -> Any:
@@ -263,7 +263,7 @@ def _decode_storage_meta(meta: Any) -> StorageMeta:
 
 
 def _encode_plain(value: Any, where: str) -> Any:
-    """Represent what a planner added: containers are tagged, so that a tuple comes back as one."""
+    """Return a planner's value as JSON; containers are tagged, so tuples stay tuples."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -274,7 +274,7 @@ def _encode_plain(value: Any, where: str) -> Any:
         return {"dict": pairs}
     raise UnsupportedError(
         f"{where} of the save planner has a {kind.__module__}.{kind.__qualname__}: a manifest "
-        "holds None, bool, int, float, str, list, tuple and dict, and never a pickle"
+        "can only hold None, bool, int, float, str, list, tuple and dict"
     )
 
 
@@ -288,7 +288,7 @@ def _decode_plain(value: Any) -> Any:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Name a dtype as torch's attribute does: ``bfloat16``."""
+    """Return a dtype's name as an attribute of torch: ``bfloat16``."""
     return _name(dtype)
 
 

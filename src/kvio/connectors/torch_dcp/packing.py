@@ -1,4 +1,4 @@
-"""One rank's items go into blocks: small ones gathered, large ones alone, none joined."""
+"""Pack one rank's items into blocks without copying them into one buffer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
-from kvio.connectors.torch_dcp.manifest import Stored, dtype_name
+from kvio.connectors.torch_dcp.manifest import ItemLocation, dtype_name
 from kvio.connectors.torch_dcp.versions import BlockStore, settle
 from kvio.errors import KvioError, StorageTimeoutError, UnsupportedError
 from kvio.types import Level
@@ -30,9 +30,9 @@ class _Item:
 
 
 class Packer:
-    """Writes items as they come, in blocks of about *block_bytes*; a larger item is one block.
+    """Gathers items into blocks of about *block_bytes*; a larger item is one block.
 
-    Blocks are written behind, by the store's own I/O threads where it has ``submit_write``.
+    Blocks are written in the background by the store's I/O threads if it has ``submit_write``.
     """
 
     def __init__(self, store: BlockStore, prefix: str, *, block_bytes: int, level: Level) -> None:
@@ -43,17 +43,17 @@ class Packer:
         self._items: list[_Item] = []
         self._parts: list[Any] = []
         self._nbytes = 0
-        self._under_way: list[tuple[str, list[_Item], int, Any]] = []
+        self._pending: list[tuple[str, list[_Item], int, Any]] = []
 
     def add_bytes(self, index: MetadataIndex, data: io.BytesIO) -> None:
-        """Add what the planner made bytes of."""
+        """Add an item that the planner serialized to bytes."""
         self._add(index, data.getbuffer(), data.getbuffer().nbytes, None, None)
 
     def add_tensor(self, index: MetadataIndex, tensor: torch.Tensor) -> None:
-        """Add the elements of a tensor, a view or not, on any device.
+        """Add the elements of a tensor or view on any device.
 
         Raises:
-            UnsupportedError: it is not made of plain elements.
+            UnsupportedError: the tensor is sparse, quantized or a meta tensor.
         """
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             raise UnsupportedError(
@@ -80,25 +80,25 @@ class Packer:
         self._nbytes += nbytes
 
     def _write(self) -> None:
-        key = f"{self._prefix}/{len(self._under_way):06d}"
+        key = f"{self._prefix}/{len(self._pending):06d}"
         items, parts, nbytes = self._items, self._parts, self._nbytes
         self._items, self._parts, self._nbytes = [], [], 0
         receipt = None
-        if nbytes:  # what has no bytes needs no block
+        if nbytes:  # items without bytes need no block
             submit = getattr(self._store, "submit_write", self._store.write_block)
             receipt = submit(key, parts, if_exists="replace")
-        self._under_way.append((key, items, nbytes, receipt))
+        self._pending.append((key, items, nbytes, receipt))
 
     def finish(self) -> list[WriteResult]:
-        """Wait until every block is as safe as asked and say where each item is.
+        """Wait until every block has the requested level; return the location of each item.
 
         Raises:
-            KvioError: a block could not be written, or not as safely.
+            KvioError: a block could not be written, or did not reach the level.
         """
         if self._items:
             self._write()
         found = []
-        for key, items, nbytes, receipt in self._under_way:
+        for key, items, nbytes, receipt in self._pending:
             checksum = None
             if receipt is not None:
                 done = receipt.result() if isinstance(receipt, Future) else receipt
@@ -107,21 +107,22 @@ class Packer:
                 where = key if item.nbytes else ""
                 at = item.offset if item.nbytes else 0
                 size, crc = (nbytes, checksum) if item.nbytes else (0, None)
-                stored = Stored(where, at, item.nbytes, size, crc, item.dtype, item.sizes)
+                stored = ItemLocation(where, at, item.nbytes, size, crc, item.dtype, item.sizes)
                 found.append(WriteResult(item.index, item.nbytes, stored))
         return found
 
     def abandon(self) -> None:
-        """Wait until no thread reads the items' memory any more, and remove what was written.
+        """Wait until no thread reads the items' memory, and remove the written blocks.
 
-        A staging tier would otherwise keep what failed; blocks that stay are in no manifest.
+        Otherwise a staging tier would keep the failed blocks. Blocks that cannot be removed are in
+        no manifest.
         """
-        wait([receipt for *_, receipt in self._under_way if isinstance(receipt, Future)])
-        for key, _, nbytes, _ in self._under_way:
+        wait([receipt for *_, receipt in self._pending if isinstance(receipt, Future)])
+        for key, _, nbytes, _ in self._pending:
             try:
                 if nbytes:
                     self._store.delete_block(key)
             except StorageTimeoutError:
-                return  # the next would be no better
+                return  # the next delete would time out too
             except KvioError as exc:
                 _log.warning("block %r of a failed save is not removed: %s", key, exc)

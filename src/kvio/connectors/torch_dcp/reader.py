@@ -1,4 +1,4 @@
-"""Loading: the manifest says which blocks, each is read once and verified to its last byte."""
+"""Load checkpoints: read and verify each block of the manifest once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from kvio import aligned_buffer
-from kvio.connectors.torch_dcp.manifest import Stored
+from kvio.connectors.torch_dcp.manifest import ItemLocation
 from kvio.connectors.torch_dcp.versions import BlockStore, check_name, read_manifest
 from kvio.errors import (
     BlockError,
@@ -33,24 +33,25 @@ from kvio.errors import (
     out_of_memory,
 )
 
-_BLOCKS_AT_ONCE: Final = 4
+_CONCURRENT_BLOCKS: Final = 4
 
 
 class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any where torch is absent
-    """Loads checkpoints that `KvioWriter` saved, into as many ranks as there are now.
+    """Loads checkpoints saved by `KvioWriter`, with any number of ranks.
 
-    Blocks are read whole and verified, straight into the tensors that want all of what they hold.
-    After an error the tensors being loaded hold anything.
+    Blocks are read whole and verified, directly into tensors that need a whole stored tensor.
+    After an error the content of the tensors being loaded is undefined.
 
     Args:
         store: a `kvio.Store`, or a staging tier over one.
         name: the checkpoint's name; ``checkpoint_id`` of a load replaces it.
-        version: one of `versions`; None for the newest.
-        weights_only: refuse what ``torch.load(weights_only=True)`` refuses, since torch's own
-            load planner unpickles without that limit. False trusts whoever can write to the store.
+        version: one of `versions`; None: the newest.
+        weights_only: refuse what ``torch.load(weights_only=True)`` refuses, because torch's
+            load planner unpickles without this limit. False trusts all users who can write to the
+            store.
 
     Raises:
-        InvalidKeyError: *name* cannot begin a key.
+        InvalidKeyError: *name* cannot start a key.
     """
 
     def __init__(
@@ -69,16 +70,16 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
         self._weights_only = weights_only
         self._version = ""
         self._load_id = uuid.uuid4().hex
-        self._stored: dict[MetadataIndex, Stored] = {}
+        self._stored: dict[MetadataIndex, ItemLocation] = {}
 
     @property
     def checkpoint_id(self) -> str:
-        """The name that is loaded."""
+        """Return the name of the checkpoint."""
         return self._name
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Tell whether a checkpoint can have this name."""
+        """Return whether a checkpoint can have this name."""
         try:
             check_name(os.fspath(checkpoint_id))
         except InvalidKeyError:
@@ -93,13 +94,13 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
         self._load_id = uuid.uuid4().hex
         self._stored = {}
 
-    # The parameter torch looks for by its name, kwargs, would ask for a manifest of each rank.
+    # Not named kwargs: with a parameter of that name torch expects one manifest per rank.
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:  # noqa: ARG002
         """Read the manifest.
 
         Raises:
             BlockNotFoundError: there is no such checkpoint.
-            CorruptBlockError: its manifest is damaged.
+            CorruptBlockError: its manifest is corrupt.
             UnsupportedError: a later kvio wrote it.
         """
         manifest = read_manifest(self._store, self._name, self._wanted)
@@ -116,15 +117,15 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
         *args: Any,  # noqa: ARG002
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
-        """Remember where the items are."""
+        """Keep the locations of the items."""
         self._stored = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Say which save this rank has found."""
+        """Add the version that this rank has read to the plan."""
         return dataclasses.replace(plan, storage_data=self._version)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuse to load one save here and another there.
+        """Check that all ranks have read the same version.
 
         Raises:
             BlockNotFoundError: the checkpoint was replaced while it was being loaded.
@@ -133,7 +134,7 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
         if len(found) > 1:
             raise BlockNotFoundError(
                 f"checkpoint {self._name!r} was replaced while it was being loaded: ranks found "
-                f"versions {sorted(found)}; load again, or name one with version="
+                f"versions {sorted(found)}; load again, or choose one with version="
             )
         return plans
 
@@ -141,23 +142,23 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
         """Load this rank's items.
 
         Raises:
-            CorruptBlockError, BlockNotFoundError: a block is damaged or gone; what it holds is
-                named.
-            UnsupportedError: *weights_only*, and an item is not that.
+            CorruptBlockError, BlockNotFoundError: a block is corrupt or missing; the error names
+                the items in it.
+            UnsupportedError: an item is refused by *weights_only*.
         """
         wanted: dict[str, list[ReadItem]] = {}
         for item in plan.items:
             wanted.setdefault(self._stored[item.storage_index].key, []).append(item)
-        under_way: deque[_BlockLoad] = deque()
+        pending: deque[_BlockLoad] = deque()
         try:
             for key, items in wanted.items():
-                if len(under_way) == _BLOCKS_AT_ONCE:
-                    self._deliver(under_way.popleft(), planner)
-                under_way.append(self._start(key, items, planner))
-            while under_way:
-                self._deliver(under_way.popleft(), planner)
+                if len(pending) == _CONCURRENT_BLOCKS:
+                    self._deliver(pending.popleft(), planner)
+                pending.append(self._start(key, items, planner))
+            while pending:
+                self._deliver(pending.popleft(), planner)
         finally:
-            wait([load.count for load in under_way if isinstance(load.count, IOFuture)])
+            wait([load.count for load in pending if isinstance(load.count, IOFuture)])
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -165,23 +166,23 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
     def _start(self, key: str, items: list[ReadItem], planner: LoadPlanner) -> _BlockLoad:
         load = _BlockLoad(key, [(item, self._stored[item.storage_index]) for item in items])
         if key:
-            with self._naming(load):
-                self._look(load)  # before there is memory for what a manifest promises
+            with self._errors_named(load):
+                self._check_block(load)  # before allocating memory for the manifest's lengths
         with load.memory():
             out = load.targets(planner)
         if key:
             load.count = getattr(self._store, "submit_read_into", self._read_now)(key, out)
         return load
 
-    def _look(self, load: _BlockLoad) -> None:
+    def _check_block(self, load: _BlockLoad) -> None:
         stored, found = load.items[0][1], self._store.stat_block(load.key)
         if found.nbytes != stored.block_nbytes:
             raise CorruptBlockError(f"it has {found.nbytes} bytes, not {stored.block_nbytes}")
         if None not in (found.checksum, stored.checksum) and found.checksum != stored.checksum:
-            raise CorruptBlockError("another block stands under its key: the checksums differ")
+            raise CorruptBlockError("its checksum differs from the manifest: it is another block")
 
     def _read_now(self, key: str, out: Any) -> IOFuture[int]:
-        """Read on this thread what a store without ``submit_read_into`` has."""
+        """Read in this thread, for a store without ``submit_read_into``."""
         done: IOFuture[int] = IOFuture()
         try:
             done.set_result(self._store.read_block_into(key, out))
@@ -191,7 +192,7 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
 
     def _deliver(self, load: _BlockLoad, planner: LoadPlanner) -> None:
         if load.key:
-            with self._naming(load):
+            with self._errors_named(load):
                 got, expected = load.count.result(), load.items[0][1].block_nbytes
                 if got != expected:
                     raise CorruptBlockError(f"{got} bytes were read, not {expected}")
@@ -206,18 +207,18 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
                 planner.commit_tensor(item, load.tensors[id(item)])
 
     @contextlib.contextmanager
-    def _naming(self, load: _BlockLoad) -> Iterator[None]:
-        """Let errors say whose bytes they are about."""
+    def _errors_named(self, load: _BlockLoad) -> Iterator[None]:
+        """Add the checkpoint, the block and its items to errors."""
         try:
             yield
         except BlockNotFoundError as exc:
             raise BlockNotFoundError(
-                f"{self._where(load)} is gone; a save that keeps fewer versions may have removed "
-                f"it: {exc}",
+                f"{self._where(load)} is missing; a save that keeps fewer versions may have "
+                f"removed it: {exc}",
                 key=load.key,
             ) from exc
         except (CorruptBlockError, BlockSizeError) as exc:
-            raise CorruptBlockError(f"{self._where(load)} is damaged: {exc}", key=load.key) from exc
+            raise CorruptBlockError(f"{self._where(load)} is corrupt: {exc}", key=load.key) from exc
 
     def _where(self, load: _BlockLoad) -> str:
         names = sorted({stored_item.storage_index.fqn for stored_item, _ in load.items})
@@ -233,16 +234,16 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
                 raise UnsupportedError(
                     f"item {item.storage_index.fqn!r} of checkpoint {self._name!r} is not plain "
                     "data: torch.load(weights_only=True) refuses it. Allow its types with "
-                    "torch.serialization.add_safe_globals, or, if you trust whoever can write to "
-                    f"the store, load with KvioReader(weights_only=False): {exc}"
+                    "torch.serialization.add_safe_globals, or, if you trust all users who can "
+                    f"write to the store, load with KvioReader(weights_only=False): {exc}"
                 ) from exc
         return io.BytesIO(data)
 
 
 class _BlockLoad:
-    """One block on its way, and where its bytes go."""
+    """A block being read, and the destinations of its bytes."""
 
-    def __init__(self, key: str, items: list[tuple[ReadItem, Stored]]) -> None:
+    def __init__(self, key: str, items: list[tuple[ReadItem, ItemLocation]]) -> None:
         self.key = key
         self.items = items
         self.count: Any = None
@@ -252,14 +253,14 @@ class _BlockLoad:
 
     @contextlib.contextmanager
     def memory(self) -> Iterator[None]:
-        """Let the error of what finds no memory say which block it is about."""
+        """Convert MemoryError to an error that names the block."""
         try:
             yield
         except MemoryError as exc:
             raise out_of_memory(exc, self.key, self.items[0][1].block_nbytes) from exc
 
     def targets(self, planner: LoadPlanner) -> list[Any]:
-        """List the memory that takes the block, end to end: tensors, and scratch for the rest."""
+        """Return the buffers for the whole block, in order: tensors, and scratch for the rest."""
         direct: dict[int, torch.Tensor] = {}
         uses: dict[int, int] = {}
         for item, stored in self.items:
@@ -268,7 +269,7 @@ class _BlockLoad:
                 tensor = planner.resolve_tensor(item).detach()
                 _check_shape(item, stored, tensor)
                 self.tensors[id(item)] = tensor
-                if stored.nbytes and _takes_all(item, stored, tensor):
+                if stored.nbytes and _has_same_bytes(item, stored, tensor):
                     direct[stored.offset] = tensor
         nbytes = self.items[0][1].block_nbytes
         plain = {at: tensor for at, tensor in direct.items() if uses[at] == 1}
@@ -277,17 +278,17 @@ class _BlockLoad:
             self._scratch = aligned_buffer(nbytes)
         return _tile(plain, self._scratch, nbytes)
 
-    def bytes_of(self, stored: Stored) -> bytes:
-        """Copy an item's bytes out of scratch."""
+    def bytes_of(self, stored: ItemLocation) -> bytes:
+        """Return a copy of an item's bytes."""
         return bytes(self._scratch[stored.offset : stored.offset + stored.nbytes])
 
-    def fill(self, item: ReadItem, stored: Stored) -> None:
-        """Copy what a tensor wants of an item, unless it was read into it."""
+    def fill(self, item: ReadItem, stored: ItemLocation) -> None:
+        """Copy the needed part of an item into its tensor, unless it was read there directly."""
         if stored.nbytes and stored.offset in self._direct:
             return
         sizes, dtype = stored.sizes or (), getattr(torch, stored.dtype or "uint8")
         if stored.nbytes:
-            # A copy, since an item may start anywhere and a dtype wants its alignment.
+            # Copy, because the item's offset may not be aligned for the dtype.
             raw = bytearray(self._scratch[stored.offset : stored.offset + stored.nbytes])
             source = torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(sizes)
         else:
@@ -311,19 +312,19 @@ def _tile(direct: dict[int, torch.Tensor], scratch: memoryview, nbytes: int) -> 
     return parts
 
 
-def _check_shape(item: ReadItem, stored: Stored, tensor: torch.Tensor) -> None:
+def _check_shape(item: ReadItem, stored: ItemLocation, tensor: torch.Tensor) -> None:
     fqn = item.storage_index.fqn
     if stored.dtype is None:
-        raise CorruptBlockError(f"item {fqn!r} is bytes, and a tensor was asked for")
+        raise CorruptBlockError(f"item {fqn!r} is bytes, but the plan needs a tensor")
     if tensor.size() != item.lengths:
         raise BlockSizeError(
-            f"tensor {fqn!r}: {tuple(item.lengths)} elements are to be loaded into a tensor of "
-            f"{tuple(tensor.size())}"
+            f"tensor {fqn!r}: the shape to load is {tuple(item.lengths)}, but the target tensor "
+            f"has {tuple(tensor.size())}"
         )
 
 
-def _takes_all(item: ReadItem, stored: Stored, tensor: torch.Tensor) -> bool:
-    """Tell whether an item's bytes are the tensor's memory as it is."""
+def _has_same_bytes(item: ReadItem, stored: ItemLocation, tensor: torch.Tensor) -> bool:
+    """Return whether the item's bytes can be read directly into the tensor's memory."""
     return (
         tuple(item.lengths) == stored.sizes
         and str(tensor.dtype) == f"torch.{stored.dtype}"

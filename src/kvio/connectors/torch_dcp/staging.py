@@ -1,4 +1,4 @@
-"""Staging for ``async_save``: memory that is used again only when nothing looks at it any more."""
+"""Stage state dicts for ``async_save`` in memory that is reused only when it is free."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from kvio.errors import ConfigError, StorageTimeoutError, StoreClosedError
 if TYPE_CHECKING:
     from _collections_abc import dict_items
 
-_LOOK_AGAIN_S: Final = 0.02  # whether a thread has ended; that a save has is told at once
+#: Interval to check whether a saving thread has ended; the end of a save itself is signalled.
+_POLL_S: Final = 0.02
 
 
 class KvioStager(AsyncStager):  # type: ignore[misc, unused-ignore]  # Any where torch is absent
     """Copies state dicts to host memory for ``async_save``, and keeps the saves in order.
 
-    Staging memory is lent to a state dict and comes back when its last tensor is gone: while an
-    upload runs, or a planner holds on to what it saved, later saves get other memory. A save
-    begins when the one staged before it has ended, well or not, so the newest state is published
-    last and no two saves mix their collective calls. Memory is page-aligned, not pinned.
+    The memory of a state dict is reused only after its last tensor has been freed. While a save
+    runs, or a planner keeps the state, later saves use other memory. A save starts when the save
+    staged before it has ended or failed, so the newest state is published last, and the collective
+    calls of two saves never mix. Memory is page-aligned, not pinned.
 
-    One stager serves one process group from one thread; use it for all saves of a job.
+    Use one stager per process group, in one thread, for all saves of a job.
 
     Args:
-        saves: how many staged saves may not have ended; `stage` waits for the oldest.
-        timeout: seconds to wait for it.
+        saves: maximum of staged saves that have not ended; at the limit, `stage` waits.
+        timeout: seconds to wait.
 
     Raises:
         ConfigError: *saves* is not positive.
@@ -48,15 +49,15 @@ class KvioStager(AsyncStager):  # type: ignore[misc, unused-ignore]  # Any where
             raise ConfigError(f"saves={saves} must be at least 1")
         self._most = saves
         self._timeout = timeout
-        self._memory = _Memory()
-        self._saves: list[_Turn] = []
+        self._pool = _BufferPool()
+        self._saves: list[_QueuedSave] = []
         self._closed = False
 
     def stage(self, state_dict: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Copy a state dict; the original may change when this returns.
+        """Return a copy of a state dict; the original may then be changed.
 
         Raises:
-            StorageTimeoutError: an older save had not ended in time.
+            StorageTimeoutError: an older save had not ended before the timeout.
             StoreClosedError: the stager is closed.
         """
         if self._closed:
@@ -64,53 +65,53 @@ class KvioStager(AsyncStager):  # type: ignore[misc, unused-ignore]  # Any where
         self._saves = [save for save in self._saves if not save.ended]
         if len(self._saves) >= self._most:
             self._saves[-self._most].wait(self._timeout)
-        with self._memory.lending() as stager:
+        with self._pool.stager() as stager:
             copied = stager.stage(state_dict)
-        turn = _Turn(self._saves[-1] if self._saves else None)
-        staged = _Staged(copied, turn)
-        self._saves.append(turn)
+        save = _QueuedSave(self._saves[-1] if self._saves else None)
+        staged = _StagedState(copied, save)
+        self._saves.append(save)
         return staged
 
     def synchronize_staging(self) -> None:
-        """Return at once: `stage` has copied everything when it returns."""
+        """Return at once, because `stage` copies synchronously."""
 
     def close(self) -> None:
-        """Give the free memory back; what is lent goes with its state dict."""
+        """Free the unused memory; memory in use is freed with its state dict."""
         self._closed = True
-        self._memory.drop()
+        self._pool.clear()
 
 
-class _Turn:
-    """One save's place in the order.
+class _QueuedSave:
+    """A save in the order of saves.
 
-    It has ended when the state dict is gone, which torch lets go last of all, or, where an error
-    keeps it alive, when the thread that saved it has ended or saves another.
+    It has ended when its state dict is freed, which torch does last. If an error keeps the state
+    dict alive, it has ended when its thread has ended or starts another save.
     """
 
-    def __init__(self, before: _Turn | None) -> None:
-        self.before = before
+    def __init__(self, previous: _QueuedSave | None) -> None:
+        self.previous = previous
         self._thread: threading.Thread | None = None
-        self._gone = False
-        self._told: SimpleQueue[None] = SimpleQueue()
+        self._freed = False
+        self._signal: SimpleQueue[None] = SimpleQueue()
 
     def end(self) -> None:
-        """Note that the state dict is gone: without a lock, Python may collect it anywhere."""
-        self._gone = True
-        self._told.put(None)
+        """Record that the state dict is freed; takes no lock, since a finalizer may call it."""
+        self._freed = True
+        self._signal.put(None)
 
     @property
     def ended(self) -> bool:
         thread = self._thread
-        return self._gone or (
+        return self._freed or (
             thread is not None and (thread is threading.current_thread() or not thread.is_alive())
         )
 
     def begin(self) -> None:
-        """Wait until it is this save's turn; called by the thread that saves."""
-        before, self.before = self.before, None
-        while before is not None:
-            before.wait(None)
-            before = before.before  # of one that was dropped unsaved
+        """Wait until all earlier saves have ended; called by the saving thread."""
+        previous, self.previous = self.previous, None
+        while previous is not None:
+            previous.wait(None)
+            previous = previous.previous  # set if that save was dropped before it began
         self._thread = threading.current_thread()
 
     def wait(self, timeout: float | None) -> None:
@@ -119,77 +120,77 @@ class _Turn:
         while not self.ended:
             if deadline is not None and time.monotonic() >= deadline:
                 raise StorageTimeoutError(
-                    f"a staged save had not ended after {timeout} s: wait for its future, drop "
-                    "the state dict that stage() gave, or allow more saves at once"
+                    f"a staged save had not ended after {timeout} s: wait for its future, delete "
+                    "the state dict that stage() returned, or raise KvioStager(saves=)"
                 )
             with suppress(Empty):
-                self._told.get(timeout=_LOOK_AGAIN_S)
+                self._signal.get(timeout=_POLL_S)
 
 
-class _Staged(dict[str, Any]):
-    """A staged state dict. torch reads its items once, where the save begins."""
+class _StagedState(dict[str, Any]):
+    """A staged state dict; torch calls items() once, when the save starts."""
 
-    def __init__(self, copied: dict[str, Any], turn: _Turn) -> None:
-        self._turn = turn
+    def __init__(self, copied: dict[str, Any], save: _QueuedSave) -> None:
+        self._save = save
         super().__init__(copied)
 
     def __del__(self) -> None:
-        self.clear()  # first: whoever waits for the turn wants the memory
-        self._turn.end()
+        self.clear()  # free the memory before the next save starts
+        self._save.end()
 
     def items(self) -> dict_items[str, Any]:
-        self._turn.begin()
+        self._save.begin()
         return super().items()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # to a process that saves for this one
+        return dict, (dict(self),)  # for a separate process that saves
 
 
-class _Memory:
-    """Host memory by size; what the last state dict did not need is let go."""
+class _BufferPool:
+    """Host buffers by size; buffers that the last state dict did not use are freed."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[memoryview]] = {}
-        self._returned: deque[memoryview] = deque()  # appended to by finalizers, so without a lock
+        self._returned: deque[memoryview] = deque()  # finalizers append to it, so without a lock
 
-    def lending(self) -> _Lending:
-        """Take back what was returned and lend for one state dict."""
+    def stager(self) -> _PooledStager:
+        """Collect returned buffers and return a stager for one state dict."""
         while self._returned:
             memory = self._returned.popleft()
             self._free.setdefault(len(memory), []).append(memory)
-        return _Lending(self)
+        return _PooledStager(self)
 
-    def take(self, nbytes: int) -> torch.UntypedStorage:
-        """Lend memory as a storage, until no tensor has that storage."""
+    def allocate(self, nbytes: int) -> torch.UntypedStorage:
+        """Return a buffer as a storage; it returns to the pool when no tensor uses it."""
         spare = self._free.get(nbytes)
         memory = spare.pop() if spare else aligned_buffer(nbytes)
-        lent = memory[:]
-        weakref.finalize(lent, self._returned.append, memory).atexit = False
-        return torch.frombuffer(lent, dtype=torch.uint8).untyped_storage()
+        view = memory[:]
+        weakref.finalize(view, self._returned.append, memory).atexit = False
+        return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
 
-    def drop(self) -> None:
-        """Let go of what is free."""
+    def clear(self) -> None:
+        """Free all unused buffers."""
         self._free.clear()
         self._returned.clear()
 
 
-class _Lending(StateDictStager):  # type: ignore[misc, unused-ignore]  # Any where torch is absent
-    """torch's copying of state dicts, into memory of ours instead of memory it keeps to itself."""
+class _PooledStager(StateDictStager):  # type: ignore[misc, unused-ignore]  # Any without torch
+    """torch's stager, with memory from a `_BufferPool`."""
 
-    def __init__(self, memory: _Memory) -> None:
+    def __init__(self, pool: _BufferPool) -> None:
         super().__init__(pin_memory=False, share_memory=False)
-        self._memory = memory
+        self._pool = pool
 
-    def __enter__(self) -> _Lending:
+    def __enter__(self) -> _PooledStager:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._memory._free.clear()  # noqa: SLF001  # the two are one
+        self._pool._free.clear()  # noqa: SLF001  # the same module
         self.close()  # type: ignore[no-untyped-call, unused-ignore]  # torch's
 
     def _stage_untyped_storage(self, storage: Any, non_blocking: bool = False) -> Any:  # noqa: FBT001
         if not storage.size():
             return type(storage)(0)
-        lent = self._memory.take(storage.size())
-        lent.copy_(storage, non_blocking=non_blocking)
-        return lent
+        copied = self._pool.allocate(storage.size())
+        copied.copy_(storage, non_blocking=non_blocking)
+        return copied

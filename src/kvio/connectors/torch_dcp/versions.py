@@ -1,4 +1,4 @@
-"""The saves of one name in a store: which there are, the newest, and the removal of old ones."""
+"""List, read and remove the saves of one checkpoint name."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _VERSION: Final = re.compile(r"\d{8,}-[0-9a-f]{16}").fullmatch
 
 
 class BlockStore(Protocol):
-    """What the connector asks of a store: a `kvio.Store` has it, a staging tier over one too."""
+    """The methods of a store that the connector uses; a staging tier has them too."""
 
     def write_block(self, key: str, data: Any, *, if_exists: Any = ...) -> Any:
-        """Store a block; give its receipt, or one with ``wait(level)``."""
+        """Store a block; return its receipt, or one with ``wait(level)``."""
 
     def read_block(self, key: str) -> memoryview:
         """Read a block and verify it."""
 
     def read_block_into(self, key: str, out: Any) -> int:
-        """Read a block into the caller's memory and verify it."""
+        """Read a block into the caller's buffer and verify it."""
 
     def stat_block(self, key: str) -> Any:
         """Describe a block."""
@@ -45,28 +45,28 @@ class BlockStore(Protocol):
 
 
 def check_name(name: str) -> None:
-    """Refuse with `InvalidKeyError` a name whose keys would break the rules."""
+    """Raise `InvalidKeyError` unless the keys of a checkpoint with this name are valid."""
     try:
         check_key(f"{manifest_key(name, new_version(10**8))}/rank-00000/000000")
     except InvalidKeyError as exc:
         raise InvalidKeyError(
-            f"a checkpoint cannot be named {name!r:.80}: it must follow the rules of keys and "
-            "leave 60 characters of their 200",
+            f"invalid checkpoint name {name!r:.80}: it must be a valid key of at most 140 "
+            "characters",
             key=name,
         ) from exc
 
 
 def new_version(sequence: int) -> str:
-    """Name a save as no other is, whatever else saves under its name."""
+    """Return a unique version for a save, also if other jobs use the same name."""
     return f"{sequence:08d}-{secrets.token_hex(8)}"
 
 
 def read_manifest(store: BlockStore, name: str, version: str | None = None) -> Manifest:
-    """Read the manifest of the newest save, or of one.
+    """Read the manifest of the newest save, or of the given one.
 
     Raises:
         BlockNotFoundError: there is no such checkpoint.
-        CorruptBlockError: its manifest is damaged.
+        CorruptBlockError: its manifest is corrupt.
         UnsupportedError: a later kvio wrote it.
     """
     key = manifest_key(name, version)
@@ -75,15 +75,15 @@ def read_manifest(store: BlockStore, name: str, version: str | None = None) -> M
     except BlockNotFoundError as exc:
         which = "" if version is None else f", version {version}"
         raise BlockNotFoundError(
-            f"there is no checkpoint {name!r}{which} in {store!r}: no save of it was finished, or "
-            f"it was removed (no block {key!r})",
+            f"there is no checkpoint {name!r}{which} in {store!r}: no save has completed, or it "
+            f"was removed (no block {key!r})",
             key=key,
         ) from exc
     return decode(data, name, key)
 
 
 def find_manifest(store: BlockStore, name: str) -> Manifest | None:
-    """Read the manifest of the newest save; None where there is none, or it is damaged."""
+    """Read the manifest of the newest save; return None if there is none or it is corrupt."""
     try:
         return read_manifest(store, name)
     except BlockNotFoundError:
@@ -94,10 +94,10 @@ def find_manifest(store: BlockStore, name: str) -> Manifest | None:
 
 
 def versions(store: BlockStore, name: str) -> list[str]:
-    """List the saves of a checkpoint that can be loaded, newest first; empty where there is none.
+    """Return the versions of a checkpoint that can be loaded, newest first.
 
     Raises:
-        CorruptBlockError: the manifest is damaged.
+        CorruptBlockError: the manifest is corrupt.
     """
     try:
         return list(read_manifest(store, name).versions)
@@ -106,9 +106,9 @@ def versions(store: BlockStore, name: str) -> list[str]:
 
 
 def remove_versions(store: BlockStore, name: str, doomed: Iterable[str]) -> list[str]:
-    """Remove saves that a durable manifest no longer offers; log and name what stayed.
+    """Remove saves that the published manifest no longer lists; return those that failed.
 
-    A manifest keeps these in ``removing``, and the next save tries again.
+    The manifest keeps these in ``removing``, and the next save tries again.
     """
     stuck = []
     for version in doomed:
@@ -121,7 +121,7 @@ def remove_versions(store: BlockStore, name: str, doomed: Iterable[str]) -> list
 
 
 def _keys_of(store: BlockStore, name: str, version: str) -> list[str]:
-    """Name a save's blocks, its manifest last: while that stands, the removal can be repeated."""
+    """Return the keys of a save, its manifest last, so that an interrupted removal can resume."""
     own = manifest_key(name, version)
     try:
         return [*read_manifest(store, name, version).block_keys(), own]
@@ -138,12 +138,12 @@ def _remove(store: BlockStore, keys: list[str]) -> None:
 
 
 def remove_unfinished(store: BlockStore, name: str, *, dry_run: bool = False) -> list[str]:
-    """Remove what saves that died left behind, and name the blocks; *dry_run* only names them.
+    """Remove the blocks of unfinished saves and return their keys; *dry_run* removes nothing.
 
-    Call it while nothing saves under this name: a save that is under way looks the same.
+    Call it only while no save of this name is running: its blocks look the same.
 
     Raises:
-        CorruptBlockError: the manifest is damaged, so nothing tells what belongs to it.
+        CorruptBlockError: the manifest is corrupt, so its blocks are unknown.
     """
     keep = set(versions(store, name))
     found = []
@@ -157,17 +157,17 @@ def remove_unfinished(store: BlockStore, name: str, *, dry_run: bool = False) ->
 
 
 def settle(receipt: Any, level: Level, key: str) -> Any:
-    """Wait until a write is as safe as asked and give its receipt.
+    """Wait until a write has reached a level and return its receipt.
 
     Raises:
-        UnsupportedError: the store gives less.
+        UnsupportedError: the store does not provide the level.
         KvioError: the write failed.
     """
     if hasattr(receipt, "wait"):
         receipt = receipt.wait(level)
     if receipt.level < level:
         raise UnsupportedError(
-            f"block {key!r} is {receipt.level}, and the checkpoint is to be {level}: open the "
-            f"store with durability='durable', or give KvioWriter level={str(receipt.level)!r}"
+            f"block {key!r} is only {receipt.level}, but the checkpoint must be {level}: open the "
+            f"store with durability='durable', or use KvioWriter(level={str(receipt.level)!r})"
         )
     return receipt

@@ -1,4 +1,4 @@
-"""Saving: data first, durable; then one manifest that makes all of it a checkpoint."""
+"""Save checkpoints: write all data, then publish one manifest that makes it a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from kvio.connectors.torch_dcp.manifest import Manifest, Place, encode, manifest_key
+from kvio.connectors.torch_dcp.manifest import Manifest, RankLocation, encode, manifest_key
 from kvio.connectors.torch_dcp.packing import Packer
 from kvio.connectors.torch_dcp.versions import (
     BlockStore,
@@ -33,34 +33,34 @@ _DCP_VERSION: Final = "1.0.0"
 
 @dataclasses.dataclass(slots=True)
 class _Save:
-    """What one thread is saving; torch drives a save from one thread from beginning to end."""
+    """The state of a save; torch runs a whole save in one thread."""
 
     name: str
     save_id: str
-    place: Place | None = None
+    location: RankLocation | None = None
     sequence: int = 0
 
 
 class KvioWriter(StorageWriter):  # type: ignore[misc, unused-ignore]  # Any where torch is absent
     """Saves checkpoints of ``torch.distributed.checkpoint`` under a name in a store.
 
-    Every save has keys of its own, so an older checkpoint of the name stays whole until the new
-    one's manifest is as safe as *level* says; only then are saves beyond the newest *keep* removed.
-    A save that dies or fails changes nothing that can be loaded; see `remove_unfinished`.
+    Every save has new keys, so an older checkpoint stays complete until the manifest of the new one
+    has reached *level*. Only then are saves older than the newest *keep* removed. A save that fails
+    or is killed changes no existing checkpoint; see `remove_unfinished` for its blocks.
 
-    One job at a time saves under a name. Several threads may use one writer; asynchronous saves
-    are ordered by `KvioStager`, and without it one that an overtaking save made old fails.
+    Only one job may save under a name at a time. Several threads may use one writer. `KvioStager`
+    orders asynchronous saves; without it, a save fails if a later save was published before it.
 
     Args:
         store: a `kvio.Store`, or a staging tier over one.
-        name: what the keys start with; ``checkpoint_id`` of a save replaces it.
-        keep: how many saves can be loaded.
+        name: the start of the keys; ``checkpoint_id`` of a save replaces it.
+        keep: number of saves to keep.
         block_bytes: tensors are gathered into blocks of about this size; a larger one is a block.
-        level: how safe data and manifest must be. The store must be open for it.
+        level: the level that data and manifest must reach; the store must provide it.
 
     Raises:
-        ConfigError: *keep* or *block_bytes* is not positive, or *level* is no level to wait for.
-        InvalidKeyError: *name* cannot begin a key.
+        ConfigError: *keep* or *block_bytes* is not positive, or *level* is invalid.
+        InvalidKeyError: *name* cannot start a key.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class KvioWriter(StorageWriter):  # type: ignore[misc, unused-ignore]  # Any whe
 
     @property
     def checkpoint_id(self) -> str:
-        """The name that this thread saves under."""
+        """Return the name that this thread saves under."""
         return self._current().name
 
     def storage_meta(self) -> StorageMeta:
-        """Name the checkpoint and the save."""
+        """Return torch's description of the checkpoint and the save."""
         save = self._current()
         return StorageMeta(checkpoint_id=save.name, save_id=save.save_id)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Tell whether a checkpoint can have this name."""
+        """Return whether a checkpoint can have this name."""
         try:
             check_name(os.fspath(checkpoint_id))
         except InvalidKeyError:
@@ -113,47 +113,49 @@ class KvioWriter(StorageWriter):  # type: ignore[misc, unused-ignore]  # Any whe
         return True
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a save on this thread."""
+        """Start a save in this thread."""
         name = self._name if checkpoint_id is None else os.fspath(checkpoint_id)
         check_name(name)
         self._saves[threading.get_ident()] = _Save(name, uuid.uuid4().hex)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002, FBT001
-        """Refuse saves without a coordinator: nobody would know when all ranks are done."""
+        """Refuse saves without a coordinator, which must know when all ranks have finished."""
         if not kwargs.get("use_collectives", True):
             raise UnsupportedError(
-                "use_collectives=False saves each rank for itself; kvio publishes one manifest "
-                "after all ranks: leave it True"
+                "use_collectives=False saves each rank separately, but kvio publishes one manifest "
+                "after all ranks: use use_collectives=True"
             )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Leave the plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give the save its version, and every rank its place."""
+        """Choose the version of the save and the location of every rank's data."""
         if not all(plan.usable for plan in plans):
             raise UnsupportedError(
-                "a save planner with enable_plan_caching=True reuses plans that say where an older "
-                "save put its data: turn it off, or overwriting would mix two checkpoints"
+                "a save planner with enable_plan_caching=True reuses the locations of an older "
+                "save, which would mix two checkpoints: use enable_plan_caching=False"
             )
         save = self._current()
         published = find_manifest(self._store, save.name)
         with self._lock:
             self._sequence = max(self._sequence, published.sequence if published else 0) + 1
             save.sequence = self._sequence
-        save.place = Place(save.name, new_version(save.sequence), 0)
+        save.location = RankLocation(save.name, new_version(save.sequence), 0)
         return [
-            dataclasses.replace(plan, storage_data=dataclasses.replace(save.place, rank=rank))
+            dataclasses.replace(plan, storage_data=dataclasses.replace(save.location, rank=rank))
             for rank, plan in enumerate(plans)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's items; when it returns they are as safe as asked."""
-        place = plan.storage_data
-        if not isinstance(place, Place):
-            raise UnsupportedError("the save planner dropped the storage_data of the plan")
-        packer = Packer(self._store, place.prefix, block_bytes=self._block_bytes, level=self._level)
+        """Write this rank's items and wait until they have reached the level."""
+        location = plan.storage_data
+        if not isinstance(location, RankLocation):
+            raise UnsupportedError("the save planner removed the storage_data of the plan")
+        packer = Packer(
+            self._store, location.prefix, block_bytes=self._block_bytes, level=self._level
+        )
         try:
             for item in plan.items:
                 data = planner.resolve_data(item)
@@ -170,13 +172,13 @@ class KvioWriter(StorageWriter):  # type: ignore[misc, unused-ignore]  # Any whe
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the manifest, then remove what is older than the newest *keep* saves.
+        """Publish the manifest, then remove saves older than the newest *keep*.
 
         Raises:
-            BlockExistsError: a save that began later was published meanwhile.
+            BlockExistsError: a save that started later was already published.
         """
         save = self._saves.pop(threading.get_ident(), None)
-        if save is None or save.place is None:
+        if save is None or save.location is None:
             raise UnsupportedError("finish() was not called by the thread that planned the save")
         metadata.storage_data = {
             result.index: result.storage_data for rank in results for result in rank
@@ -184,17 +186,17 @@ class KvioWriter(StorageWriter):  # type: ignore[misc, unused-ignore]  # Any whe
         metadata.storage_meta = StorageMeta(checkpoint_id=save.name, save_id=save.save_id)
         metadata.version = _DCP_VERSION
         with self._lock:
-            replaced = self._publish(save, save.place, metadata)
+            replaced = self._publish(save, save.location, metadata)
             remove_versions(self._store, save.name, replaced)
 
-    def _publish(self, save: _Save, place: Place, metadata: Metadata) -> list[str]:
-        """Publish the manifest and name the saves it no longer offers."""
+    def _publish(self, save: _Save, location: RankLocation, metadata: Metadata) -> list[str]:
+        """Publish the manifest and return the saves that it no longer lists."""
         published = find_manifest(self._store, save.name)
         if published is not None and published.sequence > save.sequence:
             raise BlockExistsError(
                 f"checkpoint {save.name!r}: version {published.version} was published before "
-                f"{place.version}, which began earlier and stays unpublished; async_save with "
-                "async_stager=KvioStager() keeps saves in order",
+                f"{location.version}, which started earlier and is not published; use async_save "
+                "with async_stager=KvioStager() to keep saves in order",
                 key=manifest_key(save.name),
             )
         older: list[str] = []
@@ -204,14 +206,14 @@ class KvioWriter(StorageWriter):  # type: ignore[misc, unused-ignore]  # Any whe
             stuck = remove_versions(self._store, save.name, published.removing)
         replaced = older[self._keep - 1 :]
         manifest = Manifest(
-            version=place.version,
+            version=location.version,
             sequence=save.sequence,
-            versions=(place.version, *older[: self._keep - 1]),
+            versions=(location.version, *older[: self._keep - 1]),
             removing=(*replaced, *stuck),
             metadata=metadata,
         )
         data = encode(manifest, save.name)
-        for key in (manifest_key(save.name, place.version), manifest_key(save.name)):
+        for key in (manifest_key(save.name, location.version), manifest_key(save.name)):
             settle(self._store.write_block(key, data, if_exists="replace"), self._level, key)
         return replaced
 
