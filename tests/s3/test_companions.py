@@ -1,4 +1,4 @@
-"""Calls beside the caller's thread: what comes of them, and of those that never end."""
+"""Calls in detachable threads: results, exceptions, timeouts and abandoned calls."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ LONG_S = 60.0
 
 
 def live_threads() -> set[threading.Thread]:
-    """Give the threads there are now."""
+    """Return the live threads."""
     return set(threading.enumerate())
 
 
 @pytest.fixture
 def threads() -> Iterator[DetachableThreads]:
-    """Companions that wait as long as it takes."""
+    """Threads with a long timeout."""
     made = DetachableThreads(LONG_S)
     yield made
     made.close()
 
 
-def test_a_call_returns_what_it_returned_elsewhere(threads: DetachableThreads) -> None:
-    """The result is the call's, and the call was made on another thread."""
+def test_the_result_of_the_other_thread_is_returned(threads: DetachableThreads) -> None:
+    """The call runs in another thread, and its result is returned."""
     assert threads.run(threading.get_ident) != threading.get_ident()
 
 
-def test_an_error_is_raised_where_the_call_was_asked_for(threads: DetachableThreads) -> None:
-    """The same error, also one that is no Exception; the next call is not touched by it."""
+def test_an_exception_is_raised_in_the_calling_thread(threads: DetachableThreads) -> None:
+    """The same exception is raised, also a BaseException; the next call is not affected."""
     for error in (KeyError("a"), SystemExit(3)):
 
         def fail(error: BaseException = error) -> None:
@@ -57,26 +57,26 @@ def test_an_error_is_raised_where_the_call_was_asked_for(threads: DetachableThre
 
 
 def test_calls_one_after_the_other_share_a_thread(threads: DetachableThreads) -> None:
-    """No thread is begun while one is idle."""
+    """No thread is started while one is idle."""
     assert len({threads.run(threading.get_ident) for _ in range(50)}) == 1
 
 
 def test_callers_do_not_wait_for_each_other(threads: DetachableThreads) -> None:
-    """Calls of eight threads are under way at once."""
+    """Calls of eight threads run at the same time."""
     together = threading.Barrier(8, timeout=LONG_S)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: threads.run(together.wait), range(8)))
 
 
-def test_answers_are_never_mixed_up(threads: DetachableThreads) -> None:
-    """Of many calls by many threads each caller gets its own answer."""
+def test_results_are_never_mixed_up(threads: DetachableThreads) -> None:
+    """With many calls in many threads each caller gets its own result."""
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda n: threads.run(lambda: n), range(2000)))
     assert answers == list(range(2000))
 
 
-def test_a_call_that_does_not_end_in_time_is_given_up_with_its_thread() -> None:
-    """The caller hears so, another thread makes the next call, and the first ends with its own."""
+def test_a_call_that_times_out_is_abandoned_with_its_thread() -> None:
+    """The caller gets an error, another thread runs the next call, and the first ends with its."""
     threads, end, idents = DetachableThreads(0.05), threading.Event(), []
     before = live_threads()
 
@@ -97,7 +97,7 @@ def test_a_call_that_does_not_end_in_time_is_given_up_with_its_thread() -> None:
 
 
 def test_closing_ends_the_threads() -> None:
-    """Idle ones at once, one in a call after it."""
+    """Idle threads end at once, a busy one after its call."""
     threads, begun, end = DetachableThreads(LONG_S), threading.Event(), threading.Event()
     before = live_threads()
 
@@ -118,8 +118,8 @@ def test_closing_ends_the_threads() -> None:
         assert not thread.is_alive()
 
 
-def test_nothing_of_a_call_is_kept(threads: DetachableThreads) -> None:
-    """Neither the call nor its result nor its error, which hold the caller's memory."""
+def test_no_reference_to_a_call_is_kept(threads: DetachableThreads) -> None:
+    """The call, its result and its exception, which refer to the caller's buffers, are freed."""
 
     class Thing:
         pass
@@ -142,8 +142,8 @@ def test_nothing_of_a_call_is_kept(threads: DetachableThreads) -> None:
     assert [ref() for ref in kept] == [None, None]
 
 
-def test_a_waiting_caller_hears_ctrl_c() -> None:
-    """An interrupt ends the wait, and the call's thread is left to itself."""
+def test_ctrl_c_interrupts_a_waiting_caller() -> None:
+    """An interrupt ends the wait, and the call's thread is abandoned."""
     threads, end = DetachableThreads(LONG_S), threading.Event()
     before = live_threads()
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -164,10 +164,10 @@ def test_a_waiting_caller_hears_ctrl_c() -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_without_a_limit_calls_are_made_where_they_are(
+def test_without_a_timeout_calls_run_in_the_calling_thread(
     library: str, s3_endpoint: Endpoint, s3_bucket: str
 ) -> None:
-    """``request_timeout_s=inf`` is honoured by every library, and takes no thread of kvio's."""
+    """Every library supports ``request_timeout_s=inf``, and kvio starts no thread."""
     before = live_threads()
     options = {"request_timeout_s": math.inf}
     with open_s3(library, s3_endpoint, s3_bucket, options=options) as store:
@@ -180,8 +180,8 @@ def test_without_a_limit_calls_are_made_where_they_are(
     assert "kvio-io" not in names
 
 
-def test_a_program_ends_after_the_calls_that_it_gave_up() -> None:
-    """Native code must not come back while Python is taken down: the end waits for it, a little."""
+def test_a_program_exits_after_its_abandoned_calls() -> None:
+    """Exit waits a short time, because native code must not return during shutdown."""
     program = """
 import sys, threading
 from kvio.s3.companions import DetachableThreads

@@ -1,4 +1,4 @@
-"""Whatever goes wrong between a store and its server is one typed error, by any library."""
+"""Every failure between a store and its server is one typed error, with every library."""
 
 from __future__ import annotations
 
@@ -91,15 +91,15 @@ HANGING: Final = ("hang", "hangbody", "stall", "slowdrip", "deaf")
 
 
 def expected(library: str, word: str, verbs: Mapping[str, object] = VERBS) -> dict[str, str]:
-    """Say what each verb must come to."""
+    """Return the expected outcome of each verb."""
     found = {verb: TELLS_LESS.get((library, word, verb), TABLE[word][verb]) for verb in verbs}
     # To delete what is not there is no failure, and gives False.
     told = {verb: error_of(kind) for verb, kind in found.items()}
     return told | ({"delete": "bad"} if word == "no-bucket" else {})
 
 
-def test_every_condition_has_one_error_of_ours() -> None:
-    """The table of conditions is complete, and what is tried again is known to pass."""
+def test_every_error_kind_has_one_error() -> None:
+    """The table of errors is complete, and only transient errors are retried."""
     assert set(ERRORS) == set(ErrorKind)
     made = {kind: make("text", "key", "s3+x") for kind, make in ERRORS.items()}
     assert all(isinstance(error, kvio.KvioError) for error in made.values())
@@ -111,14 +111,14 @@ def test_every_condition_has_one_error_of_ours() -> None:
 
 
 def test_every_fault_is_in_the_table() -> None:
-    """No fault that the server knows goes untested, and every verb has its outcome."""
+    """Every fault of the server is tested, and every verb has an expected outcome."""
     assert {*TABLE, *PASSING_WORDS} == WORDS
     assert all(set(outcomes) == set(VERBS) for outcomes in TABLE.values())
 
 
 @pytest.fixture
 def patient(library: str, faulty: FaultyServer) -> Iterator[kvio.Store]:
-    """Give a store that makes no request again, and has time."""
+    """Return a store without retries and with long timeouts."""
     with open_faulty(library, faulty) as store:
         yield store
 
@@ -128,7 +128,7 @@ def patient(library: str, faulty: FaultyServer) -> Iterator[kvio.Store]:
 def test_a_fault_is_the_same_error_by_any_library(
     library: str, word: str, patient: kvio.Store, faulty: FaultyServer
 ) -> None:
-    """Each verb comes to the outcome of the table, by requests that are each made once."""
+    """Each verb has the outcome in the table, and each request is made once."""
     prepare(faulty, word)
 
     assert attempt_all(patient, word) == expected(library, word)
@@ -139,8 +139,8 @@ def test_a_fault_is_the_same_error_by_any_library(
 
 @pytest.mark.parametrize("word", HANGING)
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_what_hangs_is_given_up(library: str, word: str, faulty: FaultyServer) -> None:
-    """The timeouts of the options end every verb, and nothing is asked again."""
+def test_hanging_requests_time_out(library: str, word: str, faulty: FaultyServer) -> None:
+    """The timeouts end every verb, and nothing is retried."""
     told = expected(library, word)
     if word == "slowdrip":
         del told["list"]
@@ -161,8 +161,8 @@ def test_what_hangs_is_given_up(library: str, word: str, faulty: FaultyServer) -
 
 @pytest.mark.parametrize("word", PASSING_WORDS)
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_what_fails_once_passes_when_asked_again(library: str, word: str) -> None:
-    """One retry a request is enough, each is counted, and no library made one of its own."""
+def test_one_retry_recovers_from_a_transient_error(library: str, word: str) -> None:
+    """One retry per request is enough, each is counted, and the library retries nothing."""
     verbs = ("write", "read", "read a range", "stat", "list")
     each = requests_per_attempt(library, word)
     retries = REQUESTS_PER_WRITE.get(library, 1)
@@ -186,9 +186,7 @@ def test_what_fails_once_passes_when_asked_again(library: str, word: str) -> Non
 
 @pytest.mark.parametrize("word", ["e500", "e503", "reset"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_what_fails_for_good_is_tried_as_often_as_allowed(
-    library: str, word: str, faulty: FaultyServer
-) -> None:
+def test_a_lasting_error_uses_all_retries(library: str, word: str, faulty: FaultyServer) -> None:
     """With two retries there are three attempts, and then the error."""
     prepare(faulty, word, ONE_REQUEST)
     with open_faulty(library, faulty, {"retries": 2}) as store:
@@ -203,8 +201,8 @@ def test_what_fails_for_good_is_tried_as_often_as_allowed(
 
 @pytest.mark.parametrize("word", ["e403", "expired", "badsig", "redirect", "flip", "no-bucket"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_what_cannot_pass_is_not_tried_again(library: str, word: str, faulty: FaultyServer) -> None:
-    """A refusal that will stay one costs one request, whatever the retries."""
+def test_other_errors_are_not_retried(library: str, word: str, faulty: FaultyServer) -> None:
+    """An error that is not transient costs one request, whatever the limit of retries."""
     prepare(faulty, word, ONE_REQUEST)
     with open_faulty(library, faulty, {"retries": 3}) as store:
         attempt_all(store, word, ONE_REQUEST)
@@ -215,8 +213,8 @@ def test_what_cannot_pass_is_not_tried_again(library: str, word: str, faulty: Fa
 
 @pytest.mark.parametrize("word", ["resetmid", "trunc"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_body_that_was_cut_off_is_fetched_again(library: str, word: str) -> None:
-    """What broke once comes whole the second time, and of the broken one nothing is returned."""
+def test_a_truncated_body_is_read_again(library: str, word: str) -> None:
+    """The second read returns the whole body; nothing of the truncated one is returned."""
     with HealingServer(library) as server, open_faulty(library, server, {"retries": 1}) as store:
         prepare(server, word, READING)
         for verb in READING:

@@ -30,7 +30,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found_out(what: str, *words: str) -> Any:
-    """Give what a process of its own found out; that it ends in time is part of it."""
+    """Run a separate process and return its result; fail if it exceeds its timeout."""
     ended = subprocess.run(
         [sys.executable, "-m", "tests.s3.alone", LIBRARY, what, *words],
         cwd=Path(__file__).parents[2],
@@ -45,8 +45,8 @@ def found_out(what: str, *words: str) -> Any:
 
 
 @pytest.mark.parametrize("pace", PACES)
-def test_a_fault_is_the_same_error_in_a_process_of_its_own(pace: str) -> None:
-    """Each verb comes to the outcome of the table, and nothing is asked for again."""
+def test_a_fault_is_the_same_error_in_a_separate_process(pace: str) -> None:
+    """Each verb has the outcome in the table, and nothing is retried."""
     told = found_out(pace, *PACES[pace])
 
     verbs = {word: told["outcomes"][word] for word in PACES[pace]}
@@ -55,8 +55,8 @@ def test_a_fault_is_the_same_error_in_a_process_of_its_own(pace: str) -> None:
     assert told["again"] == []
 
 
-def test_a_failed_upload_leaves_nothing_in_a_process_of_its_own() -> None:
-    """Whichever step fails: no receipt, nothing under the key, and the upload was given up."""
+def test_a_failed_upload_leaves_nothing_in_a_separate_process() -> None:
+    """Whichever step fails, there is no receipt and no object, and the upload is aborted."""
     told = found_out("uploads", *STEPS)
 
     assert told["outcomes"] == {word: error_of(STEPS[word]) for word in STEPS}
@@ -64,8 +64,8 @@ def test_a_failed_upload_leaves_nothing_in_a_process_of_its_own() -> None:
     assert told["unfinished"] == []
 
 
-def test_what_fails_once_passes_in_a_process_of_its_own() -> None:
-    """A failure that passes is asked about again by kvio, counted, and what comes is whole."""
+def test_a_retry_recovers_in_a_separate_process() -> None:
+    """Kvio retries a transient error, counts the retry, and returns the whole block."""
     told = found_out("healing", *HEALING)
 
     outcomes = {

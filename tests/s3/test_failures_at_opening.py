@@ -1,4 +1,4 @@
-"""What cannot be opened says so at once, by one typed error, whatever the library."""
+"""A store that cannot be opened raises one typed error at once, with every library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 def refused(
     library: str, endpoint: Endpoint, bucket: str, options: Mapping[str, Any] = _NOTHING
 ) -> kvio.KvioError:
-    """Give the error that comes of opening a store."""
+    """Return the error of opening a store."""
     registered(library)
     with pytest.raises(kvio.KvioError) as caught:
         open_s3(library, endpoint, bucket, options={**honoured(library, LIMITS), **options})
@@ -57,7 +57,7 @@ BUCKETS: Final[Mapping[str, type[kvio.KvioError]]] = {
 def test_a_bucket_that_fails_is_noticed_when_it_is_opened(
     library: str, word: str, faulty: FaultyServer
 ) -> None:
-    """Opening asks for the bucket, and what fails there is the error of its condition."""
+    """Opening makes a request for the bucket, and its failure is the error of its kind."""
     limits = {} if word == "hang" else honoured(library, PATIENT)
     error = refused(library, faulty.endpoint, f"bucket-{word}", limits)
 
@@ -67,7 +67,7 @@ def test_a_bucket_that_fails_is_noticed_when_it_is_opened(
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_missing_bucket_is_no_configuration(library: str, s3_endpoint: Endpoint) -> None:
-    """A real server's word for a bucket that is not there is a ConfigError naming it."""
+    """A real server's error for a missing bucket is a ConfigError that names it."""
     error = refused(library, s3_endpoint, "kvio-no-such-bucket")
 
     assert type(error) is kvio.ConfigError
@@ -80,7 +80,7 @@ def test_a_missing_bucket_is_no_configuration(library: str, s3_endpoint: Endpoin
 def test_wrong_credentials_are_denied(
     library: str, wrong: str, s3_endpoint: Endpoint, s3_bucket: str
 ) -> None:
-    """A signature by a wrong key is an AccessDeniedError, and the key is not repeated."""
+    """A signature with a wrong key is an AccessDeniedError that does not contain the key."""
     canary = "canary0canary0canary"
     error = refused(library, s3_endpoint, s3_bucket, {wrong: canary})
 
@@ -92,8 +92,10 @@ def test_wrong_credentials_are_denied(
     "url", ["https://no-such-host.invalid:1", "http://127.0.0.1:1"], ids=["dns", "refused"]
 )
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_server_that_is_not_there_may_come(library: str, url: str, faulty: FaultyServer) -> None:
-    """Neither a name that nobody knows nor a closed port is for ever: both are transient."""
+def test_an_unreachable_server_is_a_transient_error(
+    library: str, url: str, faulty: FaultyServer
+) -> None:
+    """An unknown host name and a closed port are transient errors."""
     error = refused(library, replace(faulty.endpoint, url=url), BUCKET)
 
     kinds: list[type[kvio.KvioError]] = [kvio.TransientStorageError]
@@ -107,7 +109,7 @@ def test_a_server_that_is_not_there_may_come(library: str, url: str, faulty: Fau
 def test_a_server_with_a_trusted_certificate_is_used(
     library: str, tls_endpoint: Endpoint, tls_bucket: str
 ) -> None:
-    """With its authority in ca_file an https server keeps blocks."""
+    """An https server whose authority is in ca_file is used."""
     registered(library)
     options = {**honoured(library, PATIENT), "ca_file": str(tls_endpoint.ca_file)}
     with open_s3(library, tls_endpoint, tls_bucket, options=options) as store:
@@ -118,10 +120,10 @@ def test_a_server_with_a_trusted_certificate_is_used(
 
 @pytest.mark.parametrize("trusts", ["foreign", "system"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_server_that_nobody_vouches_for_is_refused(
+def test_a_server_with_an_untrusted_certificate_is_refused(
     library: str, trusts: str, tls_endpoint: Endpoint, tls_bucket: str, foreign_ca: Path
 ) -> None:
-    """A certificate of another authority ends it before anything is sent."""
+    """A certificate of another authority is an error before any request is sent."""
     options = {"ca_file": str(foreign_ca)} if trusts == "foreign" else {}
     error = refused(library, tls_endpoint, tls_bucket, options)
 
@@ -131,7 +133,7 @@ def test_a_server_that_nobody_vouches_for_is_refused(
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_https_to_a_server_of_http_is_refused(library: str, s3_endpoint: Endpoint) -> None:
-    """What is no TLS is not taken for it."""
+    """A server without TLS is an error."""
     plain = replace(s3_endpoint, url=s3_endpoint.url.replace("http:", "https:"))
     error = refused(library, plain, BUCKET)
 
@@ -143,7 +145,7 @@ def test_https_to_a_server_of_http_is_refused(library: str, s3_endpoint: Endpoin
 def test_http_to_a_server_of_https_is_refused(
     library: str, tls_endpoint: Endpoint, tls_bucket: str
 ) -> None:
-    """The server says 400 or hangs up: which, depends on it, and no library can tell more."""
+    """The server sends 400 or closes the connection; no library can report more."""
     plain = replace(tls_endpoint, url=tls_endpoint.url.replace("https:", "http:"))
     error = refused(library, plain, tls_bucket)
 
@@ -151,10 +153,10 @@ def test_http_to_a_server_of_https_is_refused(
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_credentials_that_nobody_has_are_missed(
+def test_missing_credentials_are_reported(
     library: str, faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without any in options, environment and home nothing is asked, on this machine or another."""
+    """Without credentials in options, environment and home, no request is made."""
     registered(library)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -177,7 +179,7 @@ def test_credentials_that_nobody_has_are_missed(
 def test_credentials_of_the_environment_are_used(
     library: str, s3_endpoint: Endpoint, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without credentials in the options the library's own chain finds them."""
+    """Without credentials in the options, the library's provider chain finds them."""
     registered(library)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_endpoint.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_endpoint.secret_key)
@@ -190,7 +192,7 @@ def test_credentials_of_the_environment_are_used(
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_what_is_given_goes_before_the_environment(
+def test_options_take_precedence_over_the_environment(
     library: str, s3_endpoint: Endpoint, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No endpoint, token or setting of the environment is mixed with those of the options."""
@@ -231,7 +233,7 @@ IMPOSSIBLE: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
 
 @pytest.mark.parametrize("case", IMPOSSIBLE)
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_options_that_cannot_be_are_refused_unasked(
+def test_invalid_options_are_refused_before_any_request(
     library: str, case: str, faulty: FaultyServer
 ) -> None:
     """A wrong option is a ConfigError that names it, before any request."""
@@ -249,7 +251,7 @@ def test_options_that_cannot_be_are_refused_unasked(
 )
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_credentials_in_a_url_are_refused(library: str, url: str) -> None:
-    """A URL is logged and pickled: it holds none, and the error repeats none."""
+    """URLs are logged and pickled, so credentials in them are refused and not repeated."""
     registered(library)
     with pytest.raises(kvio.ConfigError) as caught:
         kvio.open_store(url.format(library))
@@ -259,7 +261,7 @@ def test_credentials_in_a_url_are_refused(library: str, url: str) -> None:
 
 @pytest.mark.parametrize("layout", ["block", "plain"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_names_as_long_as_s3_has_them_are_kept(
+def test_names_of_the_maximum_length_are_accepted(
     library: str, layout: Any, faulty: FaultyServer
 ) -> None:
     """The longest prefix and the longest key make a name of 1024 bytes, and one more is refused."""
@@ -283,7 +285,7 @@ def test_names_as_long_as_s3_has_them_are_kept(
 
 
 def refused_prefix(library: str, faulty: FaultyServer, prefix: str) -> kvio.KvioError:
-    """Give the error that comes of a prefix."""
+    """Return the error of opening a store with a prefix."""
     with pytest.raises(kvio.ConfigError) as caught:
         open_s3(library, faulty.endpoint, BUCKET, prefix=prefix)
     return caught.value

@@ -1,4 +1,4 @@
-"""A server that says nothing holds nobody up for longer than was asked."""
+"""A server that does not respond blocks no call beyond its timeout."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ CALLS: Final[Mapping[str, Callable[[kvio.Store, str, bytearray], object]]] = {
 @pytest.mark.parametrize("word", ["hang", "slowdrip"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_verb_obeys_its_timeout(library: str, word: str, faulty: FaultyServer) -> None:
-    """Each ends by StorageTimeoutError, and memory that was given back is never written."""
+    """Each raises StorageTimeoutError and never writes to the caller's buffer afterwards."""
     fetching = ("read-into", "read", "read-range", "stat", "contains", "verify", "reads", "list")
     names = [name for name in CALLS if word == "hang" or name in fetching]
     buffers = {name: bytearray(len(SMALL)) for name in names}
@@ -97,8 +97,8 @@ WAITING_AT_ONCE: Final = ("s3+obstore", "s3+s3dlio")
 
 
 @pytest.mark.parametrize("library", [name for name in LIBRARIES if name not in WAITING_AT_ONCE])
-def test_a_slow_line_is_no_silence(library: str, faulty: FaultyServer) -> None:
-    """A body that flows, however slowly, breaks no timeout but that of the whole request."""
+def test_a_slow_connection_does_not_time_out(library: str, faulty: FaultyServer) -> None:
+    """A body sent slowly exceeds no timeout but request_timeout_s."""
     pause = {"connect_timeout_s": 4.0, "read_timeout_s": 4.0, "request_timeout_s": LONG_S}
 
     with open_faulty(library, faulty, {**pause, "part_bytes": 2 * len(HUGE)}) as store:
@@ -108,8 +108,8 @@ def test_a_slow_line_is_no_silence(library: str, faulty: FaultyServer) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_body_is_given_up_after_the_time_of_a_request(library: str, faulty: FaultyServer) -> None:
-    """However well it flows; nothing is visible then, and nothing is asked again."""
+def test_a_body_times_out_after_request_timeout_s(library: str, faulty: FaultyServer) -> None:
+    """A body that still flows times out; nothing is visible, and nothing is retried."""
     data = HUGE * 2
     store = open_faulty(library, faulty, {**BRISK, "part_bytes": 2 * len(data)})
 
@@ -124,7 +124,7 @@ def test_a_body_is_given_up_after_the_time_of_a_request(library: str, faulty: Fa
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_timeout_of_a_store_is_that_of_its_calls(library: str, faulty: FaultyServer) -> None:
-    """A call that has none of its own has the store's, and a later call is served."""
+    """A call without a timeout has the store's, and a later call succeeds."""
     place(faulty, "good/block", SMALL)
     store = open_faulty(library, faulty, BRISK, timeout=WAIT)
 
@@ -139,7 +139,7 @@ def test_the_timeout_of_a_store_is_that_of_its_calls(library: str, faulty: Fault
 @pytest.mark.parametrize("name", ["read-into", "read-range", "write", "write-keeping"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_retries_end_with_the_timeout(library: str, name: str, faulty: FaultyServer) -> None:
-    """However many retries are left, none is made for a caller who has gone."""
+    """No retry is made after the call has timed out."""
     word = "put-e500/create-e500" if name.startswith("write") else "e500"
     store = open_faulty(library, faulty, {"retries": 100})
 

@@ -1,4 +1,4 @@
-"""A write that failed has no receipt, shows nothing broken, and is not made twice blindly."""
+"""A failed write has no receipt, leaves no broken object, and is not retried if ambiguous."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LOOKS_AFTER: Final = {"get-e403": ErrorKind.DENIED, "get-trunc": ErrorKind.LOST
 def test_a_failed_upload_leaves_nothing(
     library: str, word: str, durability: str, faulty: FaultyServer
 ) -> None:
-    """Whichever step fails: no receipt, nothing under the key, and the upload was given up."""
+    """Whichever step fails, there is no receipt and no object, and the upload is aborted."""
     key = f"{word}/block"
     with (
         open_faulty(library, faulty, {"durability": durability}) as store,
@@ -72,8 +72,8 @@ def test_a_failed_upload_leaves_nothing(
     "word", ["part-e500", "part-resetsend", "complete-e500", "completeerror", "lostpart"]
 )
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_an_upload_is_made_again_from_the_beginning(library: str, word: str) -> None:
-    """What fails in passing is uploaded once more, whole."""
+def test_a_retry_repeats_the_whole_upload(library: str, word: str) -> None:
+    """After a transient error the whole block is uploaded again."""
     key = f"{word}/block"
     with HealingServer(library) as server, open_faulty(library, server, {"retries": 2}) as store:
         receipt = store.write_block(key, LARGE, if_exists="replace")
@@ -86,10 +86,10 @@ def test_an_upload_is_made_again_from_the_beginning(library: str, word: str) -> 
 
 @pytest.mark.parametrize("word", _LOOKS_AFTER)
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_no_receipt_without_a_look_at_what_was_stored(
+def test_no_receipt_without_a_check_of_the_stored_object(
     library: str, word: str, faulty: FaultyServer
 ) -> None:
-    """Where the look fails nobody can tell, and the upload is not repeated for it."""
+    """If the check fails, the write fails, and the upload is not repeated."""
     key = f"{word}/block"
     with (
         open_faulty(library, faulty, {"retries": 1}) as store,
@@ -103,8 +103,8 @@ def test_no_receipt_without_a_look_at_what_was_stored(
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_durable_block_was_seen_on_the_server(library: str, faulty: FaultyServer) -> None:
-    """Where the server checks no checksum, a lie about a small block is found out."""
+def test_a_durable_block_is_read_back(library: str, faulty: FaultyServer) -> None:
+    """If the server verifies no checksum, a small block that was stored wrong is detected."""
     with open_faulty(library, faulty, {"durability": "durable"}) as store:
         if store._backend.traits.checks_upload != "none":  # type: ignore[attr-defined]
             pytest.skip("the server checks what this library sends: nothing is read back")
@@ -115,10 +115,10 @@ def test_a_durable_block_was_seen_on_the_server(library: str, faulty: FaultyServ
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("word", ["put-reset,complete-reset", "put-e500,complete-e500"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_creation_that_may_have_been_is_not_made_again(
+def test_an_ambiguous_conditional_write_is_not_retried(
     library: str, word: str, data: bytes, faulty: FaultyServer
 ) -> None:
-    """With ``error`` a lost answer ends the write: the next try would meet its own block."""
+    """With ``error`` a lost response fails the write: a retry would find its own block."""
     key = f"{word.replace(',', '/')}/block"
     with open_faulty(library, faulty, {"retries": 3}) as store:
         if not store.capabilities.exclusive_create:
@@ -133,8 +133,8 @@ def test_a_creation_that_may_have_been_is_not_made_again(
 
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_creation_whose_answer_was_lost_is_whole(library: str, data: bytes) -> None:
-    """What was carried out stays, whole; with ``keep`` it is found and kept."""
+def test_a_write_whose_response_was_lost_is_whole(library: str, data: bytes) -> None:
+    """The stored block stays whole; with ``keep`` the retry finds and keeps it."""
     with ForgetfulServer() as server, open_faulty(library, server, {"retries": 3}) as store:
         if not store.capabilities.exclusive_create:
             pytest.skip("the library sends no conditions: nothing tells its own block apart")
@@ -148,8 +148,10 @@ def test_a_creation_whose_answer_was_lost_is_whole(library: str, data: bytes) ->
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_server_that_ignores_conditions_is_found_out(library: str, faulty: FaultyServer) -> None:
-    """Exclusive creation is not promised, a note says why, and a taken key is still refused."""
+def test_a_server_that_ignores_if_none_match_is_detected(
+    library: str, faulty: FaultyServer
+) -> None:
+    """Exclusive creation is not promised, a note says why, and an existing key is refused."""
     key = "ignores-conditions/block"
     with open_faulty(
         library, faulty, {"conditional": "probe"}, prefix="ignores-conditions"
@@ -165,8 +167,8 @@ def test_a_server_that_ignores_conditions_is_found_out(library: str, faulty: Fau
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_server_that_honours_conditions_is_relied_on(library: str, faulty: FaultyServer) -> None:
-    """Where library and server both have them, creation is exclusive; the probe leaves nothing."""
+def test_a_server_that_supports_if_none_match_is_used(library: str, faulty: FaultyServer) -> None:
+    """If library and server support it, creation is exclusive; the probe leaves no object."""
     with open_faulty(library, faulty, {"conditional": "probe"}) as store:
         conditional = store._backend.traits.conditional  # type: ignore[attr-defined]
 
@@ -177,7 +179,7 @@ def test_a_server_that_honours_conditions_is_relied_on(library: str, faulty: Fau
 @pytest.mark.parametrize("word", ["delete-e500", "delete-e403"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_failed_deletion_is_an_error(library: str, word: str, faulty: FaultyServer) -> None:
-    """A block that could not be deleted is not said to be gone."""
+    """A failed deletion raises an error."""
     key = f"{word}/delete/block"
     place(faulty, key, SMALL)
     conditions = {"e500": ErrorKind.BUSY, "e403": ErrorKind.DENIED}

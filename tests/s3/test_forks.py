@@ -1,4 +1,4 @@
-"""A child process never reads another's bytes, and never hangs: it is served or refused."""
+"""A child process never reads wrong bytes and never hangs; it works or gets an error."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_parent_and_child_read_their_own_bytes(
 def test_a_client_shared_by_a_fork_mixes_up_answers(
     library: str, s3_endpoint: Endpoint, s3_bucket: str
 ) -> None:
-    """Why kvio opens anew: the library's own client, used on both sides, is often wrong."""
+    """Kvio connects again because the library's client, shared by a fork, mixes up responses."""
     registered(library)
     objects = _naive(library, s3_endpoint, s3_bucket)
     for block in range(BLOCKS):
@@ -114,7 +114,7 @@ def _in_turn(tasks: object) -> list[object]:
 def test_a_forked_child_is_refused_at_once_where_it_would_hang(
     library: str, s3_endpoint: Endpoint, s3_bucket: str
 ) -> None:
-    """What is not promised raises in the child, again and again, and the parent goes on."""
+    """Every call in the child raises an error, and the parent continues to work."""
     registered(library)
     with open_s3(library, s3_endpoint, s3_bucket) as store:
         if store.capabilities.usable_after_fork:
@@ -163,7 +163,7 @@ print("both ended")
 def test_a_child_ends_as_any_program_does(
     library: str, s3_endpoint: Endpoint, s3_bucket: str
 ) -> None:
-    """A forked child that leaves by sys.exit, with its exit handlers, does not hang."""
+    """A forked child that ends with sys.exit, with its exit handlers, does not hang."""
     registered_anywhere(library)
     environ = {
         **os.environ,
@@ -188,7 +188,7 @@ def test_a_child_ends_as_any_program_does(
 
 
 def registered_anywhere(library: str) -> None:
-    """Skip where kvio has no such backend; one that needs a process of its own gets it here."""
+    """Skip if kvio has no such backend; a library that needs a separate process gets one here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVIO_TEST_ALONE", "1")
         registered(library)

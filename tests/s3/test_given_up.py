@@ -1,4 +1,4 @@
-"""A write that is given up goes on in a library while its caller reuses the memory."""
+"""An abandoned write continues in the library while its caller reuses the buffer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S: Final = 0.7
 
 
 def given_up(store: kvio.Store, timeout: float | None) -> list[threading.Thread]:
-    """Begin a write, give it up, reuse its memory, and name the threads that are still in it."""
+    """Start a write, abandon it, reuse its buffer, and return the threads still in it."""
     memory = bytearray(DATA)
     with pytest.raises(kvio.StorageTimeoutError):
         store.write_block(KEY, memory, if_exists="replace", timeout=timeout)
@@ -36,10 +36,10 @@ def given_up(store: kvio.Store, timeout: float | None) -> list[threading.Thread]
 
 @pytest.mark.parametrize("layout", ["block", "plain"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_what_a_call_gave_up_is_whole_or_not_there(
+def test_an_abandoned_write_stores_the_whole_block_or_nothing(
     library: str, layout: str, faulty: FaultyServer
 ) -> None:
-    """The object may come yet, but only with the bytes that were to be written."""
+    """The object may appear later, but only with the intended bytes."""
     options = {**PATIENT, "part_bytes": PART_BYTES, "layout": layout}
     with open_faulty(library, faulty, options) as store:
         wait_until_ended(given_up(store, WAIT_S))
@@ -48,8 +48,8 @@ def test_what_a_call_gave_up_is_whole_or_not_there(
         assert look(faulty, KEY) in (None, whole)
 
 
-def test_what_a_request_gave_up_is_whole_or_not_there(faulty: FaultyServer) -> None:
-    """s3torchconnector's call cannot be ended, and is left behind."""
+def test_a_request_that_timed_out_stores_the_whole_block_or_nothing(faulty: FaultyServer) -> None:
+    """A call of s3torchconnector cannot be interrupted and is abandoned."""
     options = {**PATIENT, "request_timeout_s": WAIT_S, "part_bytes": PART_BYTES, "layout": "plain"}
     with open_faulty("s3+torch", faulty, options) as store:
         left = given_up(store, None)
@@ -60,7 +60,7 @@ def test_what_a_request_gave_up_is_whole_or_not_there(faulty: FaultyServer) -> N
 
 
 class GivenUpMeanwhile:
-    """The second half of a block; nobody waits any more when it is looked at."""
+    """The second half of a block; reading it requests the cancellation."""
 
     def __init__(self, cancel: Cancellation) -> None:
         self._cancel = cancel
@@ -73,8 +73,8 @@ class GivenUpMeanwhile:
         return memoryview(b"\xff" * PART_BYTES)
 
 
-def test_a_call_that_was_left_behind_publishes_nothing(faulty: FaultyServer) -> None:
-    """It looks whether anybody waits after each part that it took from the caller's memory."""
+def test_an_abandoned_call_publishes_nothing(faulty: FaultyServer) -> None:
+    """After each part it checks for a cancellation."""
     require("s3+torch")
     from kvio.backends import s3_torch
 
@@ -97,8 +97,8 @@ def test_a_call_that_was_left_behind_publishes_nothing(faulty: FaultyServer) -> 
     assert faulty.get("bucket", "k") is None
 
 
-def test_who_is_left_behind_is_told_before_its_caller_goes_on() -> None:
-    """By then nothing that it takes from the caller's memory counts."""
+def test_an_abandoned_call_is_cancelled_before_its_caller_continues() -> None:
+    """Bytes that it reads from the caller's buffer afterwards are not published."""
     gate, cancel = threading.Event(), Cancellation()
     with pytest.raises(RequestFailed):
         companions.DetachableThreads(0.01).run(lambda: gate.wait(60), cancel)

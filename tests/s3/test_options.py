@@ -1,4 +1,4 @@
-"""The options of S3 stores: what is taken, from where, and what is refused with a reason."""
+"""The options of S3 stores: their sources, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_bucket_and_prefix_come_from_the_url() -> None:
         "s3://bucket?multipart_threshold=8MiB",
     ],
 )
-def test_what_cannot_be_is_refused_before_any_request(text: str) -> None:
-    """A wrong option is a `ConfigError`, and no message holds a credential."""
+def test_invalid_options_are_refused_before_any_request(text: str) -> None:
+    """An invalid option is a `ConfigError`, and no message contains a credential."""
     with pytest.raises(ConfigError) as caught:
         read(text)
     assert "secret@" not in str(caught.value)
@@ -147,8 +147,8 @@ def test_only_this_machine_is_loopback(host: str, expected: bool) -> None:  # no
     assert is_loopback(host) == expected
 
 
-def test_addressing_follows_the_endpoint_unless_it_is_said() -> None:
-    """A server of one's own is asked by path, AWS by host name."""
+def test_the_default_addressing_follows_the_endpoint() -> None:
+    """Requests to an endpoint have the bucket in the path, requests to AWS in the host name."""
     assert not read("s3://bucket").path_style
     assert read("s3://bucket?endpoint_url=http://host").path_style
     assert not read("s3://bucket?endpoint_url=http://host&addressing=virtual").path_style
@@ -168,8 +168,8 @@ def test_credentials_are_given_together_and_never_in_a_url() -> None:
         kvio.open_store("s3+boto3://bucket?secret_key=canary")
 
 
-def test_a_secret_shows_itself_to_nobody() -> None:
-    """Neither repr nor str nor pickle nor an error about it has its value."""
+def test_a_secret_is_never_shown() -> None:
+    """Neither repr, str, pickle nor an error contains its value."""
     secret = Secret("canary")
     url = StoreURL("s3", "bucket", "", {"secret_key": secret, "part_bytes": 5 * MiB})
 

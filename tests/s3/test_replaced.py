@@ -17,10 +17,8 @@ PASSING = {"whole", "TransientStorageError", "BlockSizeError"}
 
 @pytest.mark.parametrize("layout", ["block", "plain"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_what_is_read_of_a_block_that_is_replaced_is_all_of_one_version(
-    library: str, layout: str
-) -> None:
-    """After whichever request it is replaced: old or new; each time: whole, or ask again."""
+def test_a_read_of_a_replaced_block_returns_one_version(library: str, layout: str) -> None:
+    """Replaced once, it is the old or the new block; replaced always, one of them or an error."""
     require(library)
     ended = subprocess.run(
         [sys.executable, "-m", "tests.s3.replacing", library, layout],

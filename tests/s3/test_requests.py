@@ -1,4 +1,4 @@
-"""How many requests a call makes: what a round trip to a distant server costs is counted here."""
+"""The number of requests per call, which decides the latency to a distant server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def taken(server: FaultyServer, since: int) -> Counter[str]:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_block_costs_one_request(library: str, faulty: FaultyServer) -> None:
-    """Writing, reading into memory, looking up; listing costs one a page, a deletion two."""
+    """Write, read and lookup cost one request each; a listing one per page, a deletion two."""
     options = {"conditional": "trust"}
     with open_s3(library, faulty.endpoint, "bucket", prefix="p", options=options) as store:
         out = bytearray(1000)
@@ -41,10 +41,10 @@ def test_a_block_costs_one_request(library: str, faulty: FaultyServer) -> None:
 
 @pytest.mark.parametrize("layout", ["block", "plain"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_blocks_of_about_one_size_are_read_by_one_request_each(
+def test_blocks_of_similar_size_are_read_with_one_request_each(
     library: str, layout: str, faulty: FaultyServer
 ) -> None:
-    """The first tells how long the next may be; one that is longer is asked for its length."""
+    """The first read predicts the length of the next; a longer block costs one more request."""
     options = {"conditional": "trust", "layout": layout}
     sizes = (1000, 1000, 990, 10, 0, 1000, 3000, 3000, 1000)
     with open_s3(library, faulty.endpoint, "bucket", prefix="p", options=options) as store:
@@ -67,7 +67,7 @@ def test_blocks_of_about_one_size_are_read_by_one_request_each(
 def test_a_block_of_one_part_costs_one_request(
     library: str, nbytes: int, faulty: FaultyServer
 ) -> None:
-    """Up to ``part_bytes`` a block is one PUT, as its receipt says, however small parts may be."""
+    """Up to ``part_bytes`` a block is one PUT, as its receipt says."""
     options = {"conditional": "trust", "part_bytes": 16 * MiB}
     with open_s3(library, faulty.endpoint, "bucket", prefix="p", options=options) as store:
         since = len(faulty.requests)
@@ -77,8 +77,8 @@ def test_a_block_of_one_part_costs_one_request(
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_large_block_costs_its_parts_and_two_looks(library: str, faulty: FaultyServer) -> None:
-    """Parts to write and one look at the end of the whole; ranges to read and one HEAD."""
+def test_a_large_block_costs_its_parts_and_two_checks(library: str, faulty: FaultyServer) -> None:
+    """A write costs its parts and a read of the trailer; a read costs its ranges and one HEAD."""
     options = {"conditional": "trust", "part_bytes": 5 * MiB}
     data = bytes(12 * MiB)
     with open_s3(library, faulty.endpoint, "bucket", prefix="p", options=options) as store:

@@ -152,7 +152,7 @@ def test_failures(
     key: str,
     kind: ErrorKind,
 ) -> None:
-    """A call that fails raises the one error of its condition, and says so."""
+    """A failed call raises the error of its kind, with its text."""
     name, number, text, _ = asked[1][verb, key]
     expected = ERRORS[kind]("", "key", "")
 
@@ -187,7 +187,7 @@ def test_the_library_makes_no_request_twice(
 
 @pytest.mark.slow
 def test_retries_are_counted(faulty: FaultyServer) -> None:
-    """Kvio makes a request again as often as it says, and no longer than it has to."""
+    """Kvio retries up to the limit, and counts the retries."""
     faulty.put("bucket", "p/get-e503/block", BODY)
     faulty.put("bucket", "p/get-e503once/block", BODY)
     calls = [("read", "get-e503/block"), ("read", "get-e503once/block")]
@@ -245,7 +245,7 @@ def test_one_configuration_in_a_process(faulty: FaultyServer) -> None:
 
 
 def test_no_credentials(faulty: FaultyServer) -> None:
-    """Without credentials a store says that there are none, and asks nobody."""
+    """Without credentials a store raises an error and makes no request."""
     script = (
         "import sys, kvio\n"
         "try: kvio.open_store('s3+s3dlio://bucket', options={'endpoint_url': sys.argv[1]})\n"
@@ -336,8 +336,8 @@ def test_a_server_that_is_not_there(url: str) -> None:
     ("option", "value"),
     [("conditional", "trust"), ("addressing", "virtual"), ("tls_verify", False)],
 )
-def test_options_that_cannot_be_honoured(option: str, value: str | bool) -> None:  # noqa: FBT001
-    """An option that the library has no way to honour is refused by name."""
+def test_unsupported_options_are_refused(option: str, value: str | bool) -> None:  # noqa: FBT001
+    """An option that the library does not support is refused by name."""
     with pytest.raises(kvio.ConfigError, match=option):
         kvio.open_store("s3+s3dlio://bucket", options={option: value})
 

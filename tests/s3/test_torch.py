@@ -95,7 +95,7 @@ def same_as(kind: ErrorKind, error: BaseException) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(("word", "kind"), READS)
 def test_failed_reads(server: FaultyServer, word: str, kind: ErrorKind) -> None:
-    """A read that fails raises the one error of its condition, and names it."""
+    """A failed read raises the error of its kind, with its text."""
     if word != "none":
         server.put("bucket", f"p/get-{word}/block", BODY)
     with open_faulty(server) as store, pytest.raises(kvio.KvioError) as caught:
@@ -108,7 +108,7 @@ def test_failed_reads(server: FaultyServer, word: str, kind: ErrorKind) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("word", "kind"), WRITES)
 def test_failed_writes(server: FaultyServer, word: str, kind: ErrorKind) -> None:
-    """A write that fails raises the one error of its condition, and leaves nothing to see."""
+    """A failed write raises the error of its kind and leaves no object."""
     with open_faulty(server) as store, pytest.raises(kvio.KvioError) as caught:
         store.write_block(f"{word}/block", BODY, if_exists="replace")
 
@@ -122,7 +122,7 @@ def test_failed_writes(server: FaultyServer, word: str, kind: ErrorKind) -> None
     ("word", "kind"),
     [("head-e503", ErrorKind.BUSY), ("head-e403", ErrorKind.DENIED), ("none", ErrorKind.MISSING)],
 )
-def test_failed_looks(server: FaultyServer, word: str, kind: ErrorKind) -> None:
+def test_failed_heads(server: FaultyServer, word: str, kind: ErrorKind) -> None:
     """A HEAD, whose answer has no body, raises the same errors as a GET."""
     with open_faulty(server) as store, pytest.raises(kvio.KvioError) as caught:
         store.stat_block(f"{word}/block")
@@ -132,7 +132,7 @@ def test_failed_looks(server: FaultyServer, word: str, kind: ErrorKind) -> None:
 
 @pytest.mark.slow
 def test_retries_are_counted(server: FaultyServer) -> None:
-    """The library makes a failed request twice, kvio makes it again as often as it says."""
+    """The library makes a failed request twice, and kvio retries up to the limit."""
     with open_faulty(server, retries=1) as store, pytest.raises(kvio.TransientStorageError):
         store.read_block_into("get-e503/again", bytearray(2000))
 
@@ -281,8 +281,8 @@ print(sum(1 for _ in store.list_keys("child/")))
 
 
 @pytest.mark.slow
-def test_a_forked_child_opens_anew(s3_endpoint: Endpoint, s3_bucket: str) -> None:
-    """Children of a process at work use the store and end as usual, none hangs or is aborted."""
+def test_a_forked_child_connects_again(s3_endpoint: Endpoint, s3_bucket: str) -> None:
+    """Children of a busy process use the store and exit normally; none hangs or aborts."""
     done = run_alone(
         FORKING,
         s3_bucket,
@@ -310,14 +310,14 @@ except kvio.StorageTimeoutError:
 
 @pytest.mark.slow
 def test_a_program_ends_although_a_call_hangs(faulty: FaultyServer) -> None:
-    """A call that never returns keeps no program from its end."""
+    """A call that never returns does not keep a program from exiting."""
     done = run_alone(HANGING, faulty.url)
 
     assert (done.stdout, done.returncode) == ("given up\n", 0), done.stderr
 
 
-def test_what_an_untrusted_certificate_is_called() -> None:
-    """The library's words for it, which come too late for a test, mean a failure of TLS."""
+def test_an_untrusted_certificate_is_a_tls_error() -> None:
+    """The library's text for it, which takes too long for a test, is classified as TLS."""
     text = (
         "Client error: Unknown CRT error: CRT error 1029: aws-c-io: "
         "AWS_IO_TLS_ERROR_NEGOTIATION_FAILURE, TLS (SSL) negotiation failed"
@@ -341,7 +341,7 @@ def test_tls_with_a_given_authority(
 
 
 def test_a_silent_server_is_not_taken_for_an_untrusted_one() -> None:
-    """Where a handshake never ends the server may be slow: that is a timeout, as ever."""
+    """A handshake that never ends is a timeout, because the server may only be slow."""
     standing = set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"https://127.0.0.1:{listener.getsockname()[1]}"
@@ -363,14 +363,14 @@ def test_a_silent_server_is_not_taken_for_an_untrusted_one() -> None:
         ("conditional", "trust"),
     ],
 )
-def test_options_that_cannot_be_honoured(server: FaultyServer, option: str, value: Any) -> None:
-    """An option that the library has no way to honour is refused by name."""
+def test_unsupported_options_are_refused(server: FaultyServer, option: str, value: Any) -> None:
+    """An option that the library does not support is refused by name."""
     with pytest.raises(kvio.ConfigError, match=option):
         open_faulty(server, **{option: value})
 
 
 def test_tls_verification_cannot_be_left_out() -> None:
-    """Checking certificates cannot be turned off, and is not said to be."""
+    """Certificate checks cannot be turned off, and the option is refused."""
     with pytest.raises(kvio.ConfigError, match="tls_verify"):
         kvio.open_store("s3+torch://bucket", options={"tls_verify": False})
 
@@ -383,7 +383,7 @@ def test_no_unsigned_bodies_over_a_network(server: FaultyServer) -> None:
 
 @pytest.mark.parametrize("secret", ["two\nlines", " spaces ", "a #comment"])
 def test_credentials_that_fit_no_profile(server: FaultyServer, secret: str) -> None:
-    """What a profile would change is refused, and not told."""
+    """A value that a profile would change is refused, and not shown."""
     with pytest.raises(kvio.ConfigError, match="secret_access_key") as caught:
         open_faulty(server, secret_key=secret)
 
