@@ -1,4 +1,4 @@
-"""Checkpoints come back as they were saved, whatever is in them and however many there are."""
+"""Checkpoints load with the values that were saved."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_tensor_comes_back(what: str, block_bytes: int) -> None:
 
 
 def test_a_nested_state_comes_back(tmp_path: Path) -> None:
-    """Dicts in dicts, lists, and what is no tensor come back in their places."""
+    """Nested dicts, lists, and items that are no tensors are restored."""
     state = {
         "model": OrderedDict(weight=torch.ones(4, 4), bias=torch.zeros(4)),
         "optimizer": {"state": {0: {"step": torch.tensor(5.0)}}, "groups": [{"lr": 0.1}]},
@@ -89,8 +89,8 @@ def test_a_nested_state_comes_back(tmp_path: Path) -> None:
     assert loaded["note"] == "text"
 
 
-def test_bytes_that_torch_pickled_come_back_if_they_are_trusted() -> None:
-    """A BytesIO in a state is an object like any other: loaded by weights_only=False alone."""
+def test_pickled_bytes_are_loaded_only_if_trusted() -> None:
+    """A BytesIO in a state is an object like any other, loaded only with weights_only=False."""
     with memory_store() as store:
         save(store, {"stream": io.BytesIO(b"as it was")})
         with pytest.raises(CheckpointException) as caught:
@@ -103,7 +103,7 @@ def test_bytes_that_torch_pickled_come_back_if_they_are_trusted() -> None:
 
 
 def test_tensors_are_read_into_their_own_memory() -> None:
-    """A tensor that takes all of an item is filled where it is; another dtype is converted."""
+    """A tensor that needs a whole item is filled directly; another dtype is converted."""
     with memory_store() as store:
         save(store, {"a": BASE, "b": BASE})
         into = {"a": torch.zeros(100), "b": torch.zeros(100, dtype=torch.float64)}
@@ -146,7 +146,7 @@ def test_small_tensors_share_blocks_and_large_ones_do_not() -> None:
 
 
 def test_the_manifest_is_json_and_comes_last(tmp_path: Path) -> None:
-    """The manifest stands under a fixed key, is written after all data, and is no pickle."""
+    """The manifest has a fixed key, is written after all data, and is no pickle."""
     order: list[str] = []
     with durable_store(tmp_path, layout="plain") as store:
         save(Watched(store, order.append), {"a": BASE, "n": {"lr": 0.1}}, level="durable")
@@ -176,8 +176,8 @@ def test_older_saves_are_kept_as_asked_and_removed_after() -> None:
     assert in_store == {"manifest", *kept}
 
 
-def test_a_removal_that_failed_is_made_up_for() -> None:
-    """What could not be removed fails no save, and goes with the next."""
+def test_a_failed_removal_is_repeated_by_the_next_save() -> None:
+    """A failed removal does not fail the save; the next save removes the blocks."""
 
     class Stubborn(Watched):
         def delete_block(self, key: str) -> bool:
@@ -197,7 +197,7 @@ def test_a_removal_that_failed_is_made_up_for() -> None:
 
 
 def test_names_do_not_mix() -> None:
-    """Each name is a checkpoint of its own; checkpoint_id names one."""
+    """Each name is a separate checkpoint; checkpoint_id replaces the name."""
     with memory_store() as store:
         writer = KvioWriter(store, "run", level="visible")
         for name in ("step-1", "step-1/ema", None):
@@ -215,8 +215,8 @@ def test_names_do_not_mix() -> None:
     assert by_id["a"][0] == 6
 
 
-def test_a_writer_goes_to_another_process_and_is_no_stager(tmp_path: Path) -> None:
-    """Torch may pickle a writer for a process that saves; it takes none for its stager."""
+def test_a_writer_can_be_pickled_and_is_no_stager(tmp_path: Path) -> None:
+    """Torch may pickle a writer for another process, and does not use it as a stager."""
     from torch.distributed.checkpoint.staging import AsyncStager
 
     with durable_store(tmp_path) as store:
@@ -230,8 +230,8 @@ def test_a_writer_goes_to_another_process_and_is_no_stager(tmp_path: Path) -> No
     assert isinstance(KvioStager(), AsyncStager)
 
 
-def test_what_dead_saves_left_is_removed_and_nothing_else() -> None:
-    """remove_unfinished names and removes blocks of no manifest, of this name alone."""
+def test_only_blocks_of_dead_saves_are_removed() -> None:
+    """remove_unfinished removes and returns only blocks of this name that are in no manifest."""
     with memory_store() as store:
         save(store, {"a": BASE})
         save(store, {"a": BASE}, "run/inner")

@@ -1,4 +1,4 @@
-"""Without torch the connector says what to install, and kvio does not miss it."""
+"""Without torch the connector raises an error with the package to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be saved or loaded is refused by name, and leaves the older checkpoint alone."""
+"""Errors of saving and loading name the item and keep the older checkpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BASE = torch.arange(100, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 170])
-def test_a_name_that_is_no_key_is_refused_first(name: str) -> None:
+def test_an_invalid_name_is_refused_first(name: str) -> None:
     """A checkpoint's name follows the rules of keys, for reader and writer."""
     with memory_store() as store:
         for kind in (KvioWriter, KvioReader):
@@ -46,7 +46,7 @@ def test_a_name_that_is_no_key_is_refused_first(name: str) -> None:
 
 
 def test_a_missing_checkpoint_is_named() -> None:
-    """Loading what is not there says which name in which store."""
+    """The error has the name of the checkpoint and the store."""
     with memory_store() as store, pytest.raises(CheckpointException) as caught:
         load(store, {"a": BASE.clone()}, "nothing-here")
 
@@ -55,7 +55,7 @@ def test_a_missing_checkpoint_is_named() -> None:
 
 
 def test_a_later_format_is_refused() -> None:
-    """A manifest of a later format is neither guessed at nor overwritten."""
+    """A manifest of a later format is neither loaded nor overwritten."""
     with memory_store() as store:
         save(store, {"a": BASE})
         document = json.loads(bytes(store.read_block("run/manifest")))
@@ -72,14 +72,14 @@ def test_a_later_format_is_refused() -> None:
 
 
 def data_key(store: Any) -> str:
-    """Name the one block of data."""
+    """Return the key of the only data block."""
     (key,) = [key for key in store.list_keys("run/") if "rank-" in key]
     return str(key)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "shorter", "longer", "another", "gone"])
-def test_damage_is_named_by_its_tensor(damage: str, tmp_path: Path) -> None:
-    """A block that is not what was saved is an error that names it and what it holds."""
+def test_an_error_of_a_corrupt_block_names_its_tensor(damage: str, tmp_path: Path) -> None:
+    """A corrupt block is an error that names the block and the items in it."""
     with durable_store(tmp_path) as store:
         save(store, {"weight": BASE}, level="durable")
         key = data_key(store)
@@ -103,8 +103,8 @@ def test_damage_is_named_by_its_tensor(damage: str, tmp_path: Path) -> None:
     assert "'weight'" in str(error)
 
 
-def test_no_memory_is_taken_for_what_a_manifest_promises() -> None:
-    """A block's length is looked up before there is a buffer of the length in the manifest."""
+def test_a_length_in_a_manifest_is_checked_before_allocating() -> None:
+    """The block's length is checked before a buffer of the manifest's length is allocated."""
     with memory_store() as store:
         save(store, {"weight": BASE})
         document = json.loads(bytes(store.read_block("run/manifest")))
@@ -117,8 +117,8 @@ def test_no_memory_is_taken_for_what_a_manifest_promises() -> None:
     assert "400 bytes" in str(cause_of(caught))
 
 
-def test_a_block_for_which_there_is_no_memory_is_named(tmp_path: Path) -> None:
-    """A block that really is as long as its manifest says, and longer than all memory."""
+def test_an_out_of_memory_error_names_the_block(tmp_path: Path) -> None:
+    """The block has the length in its manifest, which is more than all memory."""
     with kvio.open_store("hybrid", root=tmp_path, layout="plain") as store:
         save(store, {"a": BASE})
         document = json.loads(bytes(store.read_block("run/manifest")))
@@ -136,7 +136,7 @@ def test_a_block_for_which_there_is_no_memory_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_manifest_stops_loading_but_not_saving() -> None:
-    """What cannot be read is not loaded; the next save puts a good manifest there."""
+    """A corrupt manifest is not loaded; the next save replaces it."""
     with memory_store() as store:
         save(store, {"a": BASE})
         store.write_block("run/manifest", b"{", if_exists="replace")
@@ -148,8 +148,8 @@ def test_a_damaged_manifest_stops_loading_but_not_saving() -> None:
     assert raw(loaded["a"]) == raw(BASE + 1)
 
 
-def test_a_store_that_gives_less_than_asked_is_refused() -> None:
-    """A checkpoint is durable unless visible is asked for; a store in memory cannot give it."""
+def test_a_store_without_the_requested_level_is_refused() -> None:
+    """The default level is durable, which a store in memory does not provide."""
     with memory_store() as store:
         with pytest.raises(CheckpointException) as caught:
             dcp.save({"a": BASE}, storage_writer=KvioWriter(store, "run"))
@@ -166,7 +166,7 @@ def test_a_store_that_gives_less_than_asked_is_refused() -> None:
     ids=["sparse", "meta"],
 )
 def test_a_tensor_without_plain_elements_is_refused(tensor: Any) -> None:
-    """What has no dense elements is refused by name, and nothing is published."""
+    """A tensor without dense elements is refused by name, and nothing is published."""
     with memory_store() as store:
         with pytest.raises(CheckpointException) as caught:
             save(store, {"good": BASE, "odd": tensor}, block_bytes=1)
@@ -188,8 +188,8 @@ class _Adds(DefaultSavePlanner):  # type: ignore[misc, unused-ignore]  # Any whe
         return plans, metadata
 
 
-def test_planner_data_comes_back_or_is_refused() -> None:
-    """What a planner adds comes back with its types; what would need a pickle is refused."""
+def test_planner_data_is_restored_or_refused() -> None:
+    """A planner's values are restored with their types; values without JSON form are refused."""
     plain = {"a": (1, [2.5, None, True]), 3: "x"}
     with memory_store() as store:
         writer = KvioWriter(store, "run", level="visible")
@@ -204,7 +204,7 @@ def test_planner_data_comes_back_or_is_refused() -> None:
 
 
 def test_plans_of_an_older_save_are_refused() -> None:
-    """A planner that reuses plans would write into an older save's place."""
+    """A planner that caches plans would write to the location of an older save."""
     with memory_store() as store:
         for attempt in range(2):
             planner = DefaultSavePlanner(enable_plan_caching=True)
@@ -220,8 +220,8 @@ def test_plans_of_an_older_save_are_refused() -> None:
     assert raw(loaded["a"]) == raw(BASE)
 
 
-def test_a_save_of_each_rank_for_itself_is_refused() -> None:
-    """Without a coordinator nobody knows when a checkpoint is whole."""
+def test_a_save_without_collectives_is_refused() -> None:
+    """The coordinator must know when all ranks have finished."""
     with memory_store() as store, pytest.raises(kvio.UnsupportedError, match="use_collectives"):
         dcp.save(
             {"a": BASE},
@@ -231,7 +231,7 @@ def test_a_save_of_each_rank_for_itself_is_refused() -> None:
 
 
 def test_an_overtaken_save_without_the_stager_is_an_error() -> None:
-    """A save that ends after one that began later publishes nothing and says so."""
+    """A save that ends after a later save publishes nothing and raises an error."""
     with memory_store() as store:
 
         def overtake(key: str) -> None:
@@ -249,7 +249,7 @@ def test_an_overtaken_save_without_the_stager_is_an_error() -> None:
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_not_mixed() -> None:
-    """Ranks that found different saves do not load halves of each."""
+    """Ranks that read different saves raise an error."""
     with memory_store() as store:
         plans = []
         for value in (1, 2):
@@ -263,7 +263,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_not_mixed() -> None
 
 
 @pytest.mark.parametrize("options", [{"keep": 0}, {"block_bytes": 0}, {"level": "accepted"}])
-def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
-    """What makes no sense is a ConfigError when the writer is made."""
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
+    """An invalid option is a ConfigError of the constructor."""
     with memory_store() as store, pytest.raises(kvio.ConfigError):
         KvioWriter(store, "run", **options)

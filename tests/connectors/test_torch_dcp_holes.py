@@ -61,17 +61,17 @@ def test_a_staged_state_is_not_overwritten_while_it_is_uploaded(kind: Any, tmp_p
 
 
 class PowerCutError(Exception):
-    """The machine went away at this point."""
+    """The machine crashed at this point."""
 
 
 def cut() -> None:
-    """Go away."""
+    """Simulate a crash."""
     raise PowerCutError
 
 
 @both("data files are overwritten in place, under the older checkpoint's metadata")
-def test_a_save_that_dies_leaves_the_older_checkpoint(kind: Any, tmp_path: Path) -> None:
-    """Data written without metadata changes nothing that can be loaded."""
+def test_a_killed_save_keeps_the_older_checkpoint(kind: Any, tmp_path: Path) -> None:
+    """Data without a manifest changes no existing checkpoint."""
     kind = kind(tmp_path)
     dcp.save({"a": torch.ones(1000)}, storage_writer=kind.writer("run"))
     dying = kind.writer("run")
@@ -125,7 +125,7 @@ def test_directories_are_synced(kind: Any, real_disk: Path) -> None:
 
 @both("each async_save has a thread of its own, and they are not ordered")
 def test_two_asynchronous_saves_are_ordered(kind: Any, tmp_path: Path) -> None:
-    """The state saved last is what the checkpoint has, however slow the save before was."""
+    """The checkpoint has the state saved last, also if the save before was slow."""
     kind = kind(tmp_path)
     stager = kind.stager() if isinstance(kind, Kvio) else None  # torch makes one a save
     go_on = threading.Event()
@@ -148,7 +148,7 @@ def test_two_asynchronous_saves_are_ordered(kind: Any, tmp_path: Path) -> None:
 
 @both(".metadata is a pickle")
 def test_metadata_cannot_run_code(kind: Any, tmp_path: Path) -> None:
-    """Whoever can write metadata cannot make a reader run code."""
+    """A user who can write metadata cannot make a reader execute code."""
     ran = tmp_path / "ran"
     kind = kind(tmp_path / "root")
     dcp.save({"a": torch.ones(1000)}, storage_writer=kind.writer("run"))
@@ -161,7 +161,7 @@ def test_metadata_cannot_run_code(kind: Any, tmp_path: Path) -> None:
 
 @both("the default load planner unpickles whatever is there")
 def test_items_cannot_run_code(kind: Any, tmp_path: Path) -> None:
-    """Whoever can write data cannot make a reader run code, unless it says weights_only=False."""
+    """A user who can write data cannot execute code in a reader with weights_only=True."""
     ran = tmp_path / "ran"
     kind = kind(tmp_path / "root")
     dcp.save({"item": MakesDirectory(ran)}, storage_writer=kind.writer("run"))

@@ -1,4 +1,4 @@
-"""A manifest comes back as it was, and damage to it is never anything but an error of kvio."""
+"""A manifest is restored, and a corrupt one raises only errors of kvio."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ STATE = {"a": torch.ones(3, 4).bfloat16(), "n": {"é\n": 0.5}, "z": torch.tensor
 
 @pytest.fixture(scope="module")
 def document() -> bytes:
-    """Give the manifest of a small checkpoint."""
+    """Return the manifest of a small checkpoint."""
     with memory_store() as store:
         save(store, STATE)
         return bytes(store.read_block("run/manifest"))
 
 
-def test_what_torch_knows_of_a_checkpoint_comes_back(document: bytes) -> None:
-    """dtype, sizes, strides, chunks, places and the planner's mappings are as torch made them."""
+def test_the_metadata_of_torch_is_restored(document: bytes) -> None:
+    """dtype, sizes, strides, chunks, locations and the planner's mappings are unchanged."""
     read = manifests.decode(document, "run", "run/manifest")
     entry: Any = read.metadata.state_dict_metadata["a"]
 
@@ -46,14 +46,14 @@ def test_what_torch_knows_of_a_checkpoint_comes_back(document: bytes) -> None:
 
 
 def test_a_manifest_is_good_under_another_name(document: bytes) -> None:
-    """Blocks are named from the checkpoint's name on: a copy of all its blocks is a checkpoint."""
+    """Keys in it are relative to the checkpoint's name: a copy of all blocks is a checkpoint."""
     read = manifests.decode(document, "elsewhere", "elsewhere/manifest")
 
     assert all(key.startswith(f"elsewhere/{read.version}/") for key in read.block_keys())
 
 
 def refused(document: Any) -> None:
-    """Decode what is no manifest; nothing but a kvio error may come."""
+    """Decode an invalid manifest; only a kvio error may be raised."""
     data = document if isinstance(document, bytes) else json.dumps(document).encode()
     with pytest.raises((kvio.CorruptBlockError, kvio.UnsupportedError)):
         manifests.decode(data, "run", "run/manifest")
@@ -85,10 +85,10 @@ def refused(document: Any) -> None:
         (("storage_meta",), 5),
     ],
 )
-def test_a_manifest_that_contradicts_itself_is_refused(
+def test_an_inconsistent_manifest_is_refused(
     document: bytes, path: tuple[Any, ...], value: Any
 ) -> None:
-    """Whatever is wrong in a manifest is found when it is read, before any block is."""
+    """Errors in a manifest are detected before any block is read."""
     parsed = json.loads(document)
     place = parsed
     for step in path[:-1]:
@@ -99,13 +99,13 @@ def test_a_manifest_that_contradicts_itself_is_refused(
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b"\xff", b"[" * 100_000, b'"x"'])
-def test_what_is_no_manifest_is_refused(data: bytes) -> None:
-    """Other bytes are a CorruptBlockError, however they nest."""
+def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
+    """Other bytes are a CorruptBlockError, also if deeply nested."""
     refused(data)
 
 
 def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """List the paths to every value in a document."""
+    """Return the paths of all values in a document."""
     found = [path] if path else []
     inner = (
         value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
@@ -125,8 +125,8 @@ JUNK = st.recursive(
 
 
 @given(data=st.data())
-def test_no_damage_makes_anything_but_a_kvio_error(document: bytes, data: st.DataObject) -> None:
-    """A manifest with any one value replaced is read, or refused with an error of kvio."""
+def test_a_corrupt_manifest_raises_only_kvio_errors(document: bytes, data: st.DataObject) -> None:
+    """A manifest with any value replaced is decoded, or refused with an error of kvio."""
     parsed = json.loads(document)
     *steps, last = data.draw(st.sampled_from(_leaves(parsed)))
     place = parsed
@@ -140,7 +140,7 @@ def test_no_damage_makes_anything_but_a_kvio_error(document: bytes, data: st.Dat
     assert all(key.startswith("run/") for key in read.block_keys())
 
 
-def test_torch_reads_what_the_reader_gives() -> None:
+def test_the_metadata_of_the_reader_names_its_load() -> None:
     """The reader's metadata names its load, as torch's own reader does."""
     with memory_store() as store:
         save(store, STATE)

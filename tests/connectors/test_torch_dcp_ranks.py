@@ -1,4 +1,4 @@
-"""Several processes save and load one checkpoint, and what becomes of it when one is killed."""
+"""Several processes save and load one checkpoint, also if one is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 def environment() -> dict[str, str]:
-    """Let children find kvio, and keep each to one thread."""
+    """Return an environment in which children find kvio and use one thread."""
     path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
@@ -45,7 +45,7 @@ def run_ranks(action: str, root: Path, *, ranks: int = 2) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a store with a checkpoint that two ranks saved."""
+    """Return a store with a checkpoint saved by two ranks."""
     root = tmp_path_factory.mktemp("ranks")
     run_ranks("save", root)
     return root
@@ -60,7 +60,7 @@ def test_two_ranks_load_what_two_saved_in_other_shards(saved: Path) -> None:
 
 
 def test_one_process_loads_what_two_ranks_saved(saved: Path) -> None:
-    """A sharded tensor is whole where it is loaded as one; blocks of both ranks are there."""
+    """A sharded tensor is loaded as one; there are blocks of both ranks."""
     with durable_store(saved) as store:
         state = {
             "sharded": torch.zeros(12, 7),
@@ -81,7 +81,7 @@ def test_one_process_loads_what_two_ranks_saved(saved: Path) -> None:
 
 
 def test_one_rank_that_fails_fails_the_save_of_all(saved: Path) -> None:
-    """Every rank hears of it, and the older checkpoint is the checkpoint."""
+    """Every rank raises an error, and the older checkpoint is kept."""
     run_ranks("fail", saved)
 
 

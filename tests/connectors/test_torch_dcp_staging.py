@@ -1,4 +1,4 @@
-"""The stager lends memory for as long as somebody looks at it, and keeps saves in order."""
+"""The stager does not reuse memory in use, and keeps saves in order."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings(ALONE)]
 
 
 def addresses(state: dict[str, Any]) -> set[int]:
-    """Give where the state's tensors are."""
+    """Return the addresses of the state's tensors."""
     return {tensor.untyped_storage().data_ptr() for tensor in state.values()}
 
 
 def on_thread(work: Any) -> Future[Any]:
-    """Run something on a thread of its own."""
+    """Run a function in a new thread."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -63,14 +63,14 @@ def test_a_staged_state_is_a_copy_with_its_views() -> None:
 
 
 def test_staging_memory_is_page_aligned() -> None:
-    """Direct I/O takes staged tensors as they are."""
+    """Direct I/O needs no copy of staged tensors."""
     staged = KvioStager().stage({"a": torch.ones(3), "b": torch.ones(5000)})
 
     assert [tensor.data_ptr() % 4096 for tensor in staged.values()] == [0, 0]
 
 
-def test_memory_is_used_again_when_a_state_is_gone() -> None:
-    """The next state of the same shape is staged where the last one was."""
+def test_memory_is_reused_after_a_state_is_freed() -> None:
+    """The next state of the same shape has the memory of the last one."""
     stager = KvioStager()
     staged = stager.stage({"a": torch.ones(5000)})
     before = addresses(staged)
@@ -80,7 +80,7 @@ def test_memory_is_used_again_when_a_state_is_gone() -> None:
     assert addresses(again) == before
 
 
-def test_memory_is_not_used_again_while_any_tensor_has_it() -> None:
+def test_memory_is_not_reused_while_a_tensor_uses_it() -> None:
     """One view of one staged tensor keeps its memory, whatever became of the state dict."""
     stager = KvioStager()
     view = stager.stage({"a": torch.ones(5000)})["a"][7:9]
@@ -90,7 +90,7 @@ def test_memory_is_not_used_again_while_any_tensor_has_it() -> None:
     assert all(view.untyped_storage().data_ptr() not in addresses(other) for other in others)
 
 
-def test_memory_that_the_next_state_does_not_need_is_let_go() -> None:
+def test_memory_that_the_next_state_does_not_use_is_freed() -> None:
     """The stager holds no more than the last states needed."""
     stager = KvioStager()
     for n in range(5):
