@@ -302,7 +302,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("arguments", "named"),
         [
-            (("--via", "ftp"), "--via ftp: give direct or dlio"),
+            (("--via", "ftp"), "--via ftp: must be direct or dlio"),
             (("--via", "dlio", "--contenders", "boto3 direct"), "boto3 direct"),
             (("--via", "dlio", "--contenders", "floor"), "floor"),
             (("--via", "dlio", "--parts", "get"), "'get'"),
