@@ -1,4 +1,4 @@
-"""Found by Hydra itself: makes ``+kvio=BACKEND`` work, and reads KVIO_DLIO for other launchers."""
+"""Hydra plugin: implement ``+kvio=BACKEND``, and read KVIO_DLIO for other launchers."""
 
 from __future__ import annotations
 

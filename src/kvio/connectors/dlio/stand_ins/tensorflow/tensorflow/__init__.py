@@ -1,6 +1,6 @@
-"""Stands in for TensorFlow, which DLIO 2.0.0 imports whether it is used or not.
+"""Replace TensorFlow, which DLIO 2.0.0 imports even if it is not used.
 
-What writes DLIO's TFRecord files is here; nothing reads them but kvio.
+It can write DLIO's TFRecord files; only kvio reads them.
 """
 
 from __future__ import annotations

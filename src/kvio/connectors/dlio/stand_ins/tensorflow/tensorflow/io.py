@@ -1,4 +1,4 @@
-"""Stands in for tensorflow.io, as far as DLIO's generator of records goes."""
+"""Stub of tensorflow.io with what DLIO's record generator uses."""
 
 from __future__ import annotations
 

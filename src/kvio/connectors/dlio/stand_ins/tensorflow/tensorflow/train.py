@@ -1,4 +1,4 @@
-"""Stands in for the messages of tensorflow.train that DLIO's generator of records makes."""
+"""Stub of tensorflow.train with the messages that DLIO's record generator creates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Feature:
 
     @property
     def only(self) -> bytes | int:
-        """The value, of which DLIO's features have one."""
+        """Return the only value of the feature."""
         values = self.bytes_list or self.int64_list
         if values is None:
             raise ValueError("a feature without values")
@@ -48,12 +48,12 @@ class Features:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """What DLIO has in a record."""
+    """The message in DLIO's records."""
 
     features: Features
 
     def SerializeToString(self) -> bytes:  # noqa: N802  # TensorFlow's name
-        """Give the bytes of the message."""
+        """Return the bytes of the message."""
         return example({name: one.only for name, one in self.features.feature.items()})
 
 

@@ -1,4 +1,4 @@
-"""Stands in for torch: what DLIO 2.0.0 needs of it when loader and checkpoints are kvio's."""
+"""Stub of torch for DLIO 2.0.0 with kvio's loader and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class cuda:  # noqa: N801  # torch's name
 
     @staticmethod
     def is_available() -> bool:
-        """Say that there is none."""
+        """Return False: there is no device."""
         return False
 
 
 def mean(*_: object) -> Never:
-    """Stand where DLIO decorates torch's."""
+    """Raise NotImplementedError: torch is not installed."""
     raise NotImplementedError("torch is not installed")

@@ -1,4 +1,4 @@
-"""Stands in for tensorflow.compat."""
+"""Stub of tensorflow.compat."""
 
 from __future__ import annotations
 

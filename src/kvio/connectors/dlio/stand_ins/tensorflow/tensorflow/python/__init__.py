@@ -1,1 +1,1 @@
-"""Stands in for tensorflow.python."""
+"""Stub of tensorflow.python."""

@@ -1,4 +1,4 @@
-"""Stands in for tensorflow.compat.v1: DLIO asks it to log less."""
+"""Stub of tensorflow.compat.v1, in which DLIO sets the log level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for tensorflow.compat.v1.logging."""
+"""Stub of tensorflow.compat.v1.logging."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ ERROR = 40
 
 
 def set_verbosity(level: int) -> None:
-    """Leave it: there is nothing that logs."""
+    """Do nothing: there is no logger."""
     del level

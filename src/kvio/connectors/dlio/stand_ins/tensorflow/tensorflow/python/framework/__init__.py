@@ -1,3 +1,3 @@
-"""Stands in for tensorflow.python.framework."""
+"""Stub of tensorflow.python.framework."""
 
 errors = None
