@@ -5,14 +5,11 @@ from __future__ import annotations
 import grp
 import os
 import stat
-from typing import Final
+from contextlib import suppress
 
-from kvio._native import files
+from kvio._native import files, lib
 from kvio.errors import ConfigError
 from kvio.medium import is_journaled
-
-#: What chown(2) takes for "leave the group".
-_NO_GROUP: Final = (1 << 32) - 1
 
 
 def check_file_mode(mode: int | None) -> None:
@@ -50,13 +47,14 @@ def group_number(group: str | int | None) -> int | None:
     Raises:
         ConfigError: there is no such group.
     """
-    if group is None or (type(group) is int and 0 <= group < _NO_GROUP):
+    if group is None or (type(group) is int and 0 <= group < lib.KVIO_NO_GROUP):
         return group
     try:
         return grp.getgrnam(group).gr_gid  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):
         pass
-    if isinstance(group, str) and group.isascii() and group.isdecimal() and int(group) < _NO_GROUP:
+    digits = isinstance(group, str) and group.isascii() and group.isdecimal()
+    if digits and int(group) < lib.KVIO_NO_GROUP:
         return int(group)
     raise ConfigError(f"there is no group {group!r} on this machine")
 
@@ -85,7 +83,8 @@ def make_directory(path: str, mode: int, *, group: int | None, durable: bool) ->
             os.chown(path, -1, group)
         os.chmod(path, mode)
     except BaseException:
-        os.rmdir(path)
+        with suppress(OSError):  # another process has used it already
+            os.rmdir(path)
         raise
     if durable:
         parent = os.path.dirname(path.rstrip("/")) or "/"

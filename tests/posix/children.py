@@ -67,9 +67,9 @@ def _report_of(work: Callable[[], str | None]) -> tuple[int, str]:
         return 1, traceback.format_exc()
 
 
-def become(uid: int) -> None:
-    """Give up root for good."""
-    os.setgroups([])
+def become(uid: int, *groups: int) -> None:
+    """Become a user for good, a member of these groups and of the one with its number."""
+    os.setgroups(groups)
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 

@@ -35,18 +35,11 @@ GROUP: Final = 43210
 SHARED: Final[dict[str, Any]] = {"file_mode": 0o640, "dir_mode": 0o2770, "group": GROUP}
 
 
-def become(uid: int, *groups: int) -> None:
-    """Become a user with these groups besides its own, for good."""
-    os.setgroups(groups)
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-
-
 def as_user(uid: int, work: Callable[[], None], *groups: int, umask: int = 0o077) -> None:
     """Do something in a child that is this user."""
 
     def run() -> None:
-        become(uid, *groups)
+        children.become(uid, *groups)
         os.umask(umask)
         work()
 
@@ -182,7 +175,7 @@ def test_directories_that_others_cannot_use_are_repaired_by_a_write(tmp_path: Pa
 
 
 def test_reading_changes_no_permissions(tmp_path: Path) -> None:
-    """Whoever opens a store with a dir_mode to read it leaves its directories alone."""
+    """A store that is opened with a dir_mode and only read keeps its permissions."""
     with kvio.open_store("posix-tmpfile", root=tmp_path / "r", create=True) as store:
         store.write_block("k", b"data")
     before = made_below(tmp_path)
@@ -260,7 +253,7 @@ def test_a_maker_killed_anywhere_leaves_what_its_user_repairs(
         finished = public / f"finished-{site}{nth}"
 
         def write(root: Path = root, finished: Path = finished, nth: int = nth) -> None:
-            become(OWNER, GROUP)
+            children.become(OWNER, GROUP)
             os.umask(0o077)
             with kvio.open_store(
                 "posix-tmpfile", root=root, layout=layout, create=True, options=SHARED
@@ -292,7 +285,7 @@ def test_no_umask_hides_direct_io(disk_path: Path) -> None:
     disk_path.chmod(0o777)
 
     def probe(umask: int) -> str:
-        become(OWNER)
+        children.become(OWNER)
         os.umask(umask)
         with kvio.open_store("hybrid", root=disk_path / f"{umask:o}", create=True) as store:
             return str(store.capabilities.direct_io)
