@@ -74,7 +74,7 @@ def install(session: nox.Session, *groups: str, extras: str = "") -> None:
 def demo(session: nox.Session) -> None:
     """Compare the POSIX backends on this machine with the block shapes of real models."""
     install(session, extras="[cli,plot]")
-    session.run("python", "-m", "kvio.experiments.backends", *session.posargs)
+    session.run("python", "-m", "benchmarks", "backends", *session.posargs)
 
 
 @nox.session
@@ -104,7 +104,10 @@ def native(session: nox.Session) -> None:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         session.error("no C compiler: set CC, or install gcc or clang")
-    sources = sorted(str(path) for path in NATIVE.glob("*.c") if path.name != "_core.c")
+    # Those of the core, which know nothing of Python.
+    sources = sorted(
+        str(path) for path in NATIVE.glob("*.c") if "#include <Python.h>" not in path.read_text()
+    )
     scratch = Path(session.create_tmp()).resolve()
     include = f"-I{NATIVE}"
     for test in sorted(Path("tests/native").glob("*.c")):
@@ -200,14 +203,14 @@ def use_wheel(session: nox.Session, wheel_file: Path, python: str, scratch: Path
 
 @nox.session(default=False)
 def compare_posix(session: nox.Session) -> None:
-    """Compare ways to publish a file; arguments go to ``kvio experiment tmpfile``."""
+    """Compare ways to publish a file; arguments go to ``python -m benchmarks tmpfile``."""
     install(session, extras="[cli,plot]")
-    session.run("kvio", "experiment", "tmpfile", *session.posargs)
+    session.run("python", "-m", "benchmarks", "tmpfile", *session.posargs)
 
 
 @nox.session(default=False)
 def compare_kv(session: nox.Session) -> None:
-    """Replay KV-cache requests with peers; arguments go to ``kvio experiment kv-offload``.
+    """Replay KV-cache requests with peers; arguments go to ``python -m benchmarks kv-offload``.
 
     After a first argument ``lmcache`` LMCache takes part too; that takes 6.5 GB.
     """
@@ -223,30 +226,30 @@ def compare_kv(session: nox.Session) -> None:
             session.install(*engine)
         except nox.command.CommandFailed:
             session.warn(f"SKIPPED: {engine[-1]} cannot be installed here")
-    session.run("kvio", "experiment", "kv-offload", *arguments)
+    session.run("python", "-m", "benchmarks", "kv-offload", *arguments)
 
 
 @nox.session(default=False)
 def compare_hybrid(session: nox.Session) -> None:
-    """Measure bandwidth by I/O size; arguments go to ``kvio experiment hybrid``."""
+    """Measure bandwidth by I/O size; arguments go to ``python -m benchmarks hybrid``."""
     install(session, extras="[cli,plot]")
-    session.run("kvio", "experiment", "hybrid", *session.posargs)
+    session.run("python", "-m", "benchmarks", "hybrid", *session.posargs)
 
 
 @nox.session(default=False)
 def compare_staging(session: nox.Session) -> None:
     """Compare the staging tier with memory, page cache and disk.
 
-    Arguments go to ``kvio experiment staging``.
+    Arguments go to ``python -m benchmarks staging``.
     """
     install(session, extras="[cli,plot]")
-    session.run("kvio", "experiment", "staging", *session.posargs)
+    session.run("python", "-m", "benchmarks", "staging", *session.posargs)
 
 
 @nox.session(default=False)
 @nox.parametrize("library", ["boto3", "minio", "obstore", "s3dlio", "torch"])
 def compare_s3(session: nox.Session, library: str) -> None:
-    """Compare an S3 library alone in its environment; arguments go to ``kvio experiment s3``.
+    """Compare an S3 library alone in its environment; arguments go to ``python -m benchmarks s3``.
 
     Results are in results/s3/LIBRARY; see ``compare_s3_report``.
     """
@@ -254,7 +257,9 @@ def compare_s3(session: nox.Session, library: str) -> None:
     where = ("--results", f"results/s3/{library}")
     # What an interrupted run left would be taken for this one.
     shutil.rmtree(where[1], ignore_errors=True)
-    session.run("kvio", "experiment", "s3", "--contenders", library, *where, *session.posargs)
+    session.run(
+        "python", "-m", "benchmarks", "s3", "--contenders", library, *where, *session.posargs
+    )
 
 
 @nox.session(default=False)
@@ -262,18 +267,17 @@ def compare_s3_report(session: nox.Session) -> None:
     """Join what ``compare_s3`` left in results/s3 into one report."""
     install(session, extras="[cli,plot]")
     session.run(
-        "kvio", "experiment", "s3", "--merge", "results/s3", "--results", "results/s3/merged",
-        *session.posargs,
+        *("python", "-m", "benchmarks", "s3", "--merge", "results/s3"),
+        *("--results", "results/s3/merged", *session.posargs),
     )  # fmt: skip
-    session.run("kvio", "report", "results/s3/merged")
+    session.run("python", "-m", "benchmarks", "report", "results/s3/merged")
 
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Run the benchmarks, then every bar; arguments go to benchmarks/bars.py."""
-    install(session, "bench", extras="[cli,plot]")
-    session.run("python", "-m", "pytest", "benchmarks")
-    session.run("python", "benchmarks/bars.py", *session.posargs)
+    """Compare single calls with C loops; arguments go to ``python -m benchmarks calls``."""
+    install(session, extras="[cli,plot]")
+    session.run("python", "-m", "benchmarks", "calls", *session.posargs)
 
 
 @nox.session(default=False)
@@ -296,18 +300,19 @@ def dlio(session: nox.Session) -> None:
     session.run("python", "-m", "tests.s3.servers")
     with_mpi = ("test_ranks_real.py", "test_sharedfile_docs.py")
     tests = (
-        *("tests/connectors/dlio", "tests/test_experiment_dlio_itself.py"),
+        *("tests/connectors/dlio", "tests/benchmarks/test_dlio_itself.py"),
         *(f"tests/sharedfile/{name}" for name in with_mpi),
     )
     session.run("python", "-m", "pytest", *(session.posargs or tests))
     if not session.posargs:
-        session.run("kvio", "experiment", "dlio", "--rounds", "1")
+        session.run("python", "-m", "benchmarks", "dlio", "--rounds", "1")
 
 
 @nox.session(default=False)
 def compare_dlio(session: nox.Session) -> None:
-    """Compare DLIO's own metrics on kvio with stock's; arguments go to ``kvio experiment dlio``.
+    """Compare DLIO's own metrics on kvio with stock's.
 
+    Arguments go to ``python -m benchmarks dlio``.
     After a first argument ``torch`` stock's own loader takes part too; that takes 6 GB.
     """
     arguments = session.posargs
@@ -315,7 +320,7 @@ def compare_dlio(session: nox.Session) -> None:
     if arguments[:1] == ["torch"]:
         session.install(".[torch]")
         arguments = arguments[1:]
-    session.run("kvio", "experiment", "dlio", *arguments)
+    session.run("python", "-m", "benchmarks", "dlio", *arguments)
 
 
 def install_dlio(session: nox.Session, *groups: str) -> None:
@@ -328,11 +333,11 @@ def install_dlio(session: nox.Session, *groups: str) -> None:
 def compare_sharedfile(session: nox.Session) -> None:
     """Compare one file of many writers with files of their own, os.pwrite, C and IOR.
 
-    Arguments go to ``kvio experiment shared-file``.
+    Arguments go to ``python -m benchmarks shared-file``.
     """
     install(session, extras="[cli,plot]")
     compiler = {"CC": os.environ.get("CC", "")}
-    session.run("kvio", "experiment", "shared-file", *session.posargs, env=compiler)
+    session.run("python", "-m", "benchmarks", "shared-file", *session.posargs, env=compiler)
 
 
 @nox.session(default=False)

@@ -1,1 +1,1 @@
-"""Benchmarks: the bars kvio is held to (bars.py) and single operations (pytest-benchmark)."""
+"""Comparisons of kvio with other software: ``python -m benchmarks NAME`` in a clone."""

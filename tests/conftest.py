@@ -15,7 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from kvio.descriptors import SHARED
+from kvio.filesystem.descriptors import SHARED
 
 from .faults.reporting import pytest_terminal_summary as pytest_terminal_summary
 from .media import IN_MEMORY, filesystem_of
@@ -106,7 +106,7 @@ def pytest_timeout_cancel_timer() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session")
 def disk_parent(request: pytest.FixtureRequest) -> Path:
-    """Give the directory under which stores on disk are made."""
+    """Return the directory under which stores on disk are made."""
     return parent_of(request.config)
 
 
@@ -118,7 +118,7 @@ def disk_filesystem(disk_parent: Path) -> str:
 
 @pytest.fixture
 def disk_path(disk_parent: Path) -> Iterator[Path]:
-    """Give a fresh directory where a disk should be, gone after the test."""
+    """Yield a fresh directory where a disk should be, gone after the test."""
     path = Path(tempfile.mkdtemp(prefix="kvio-test-", dir=disk_parent))
     yield path
     shutil.rmtree(path)
@@ -126,7 +126,7 @@ def disk_path(disk_parent: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def real_disk(disk_path: Path, disk_filesystem: str) -> Path:
-    """Give a fresh directory on a disk's file system; skip where it is in memory."""
+    """Return a fresh directory on a disk's file system; skip where it is in memory."""
     if disk_filesystem in IN_MEMORY:
         pytest.skip(f"{disk_path.parent} is {disk_filesystem}, not a disk: set KVIO_TEST_DIR")
     return disk_path

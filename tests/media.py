@@ -40,7 +40,7 @@ class Variant:
         return (self.publish, self.durability) == ("tmpfile", "durable")
 
     def url(self, root: Path, **options: object) -> str:
-        """Give the URL of a store below *root*; small limits make small blocks cross them."""
+        """Return the URL of a store below *root*; small limits make small blocks cross them."""
         given = {
             "publish": self.publish,
             "layout": self.layout,
@@ -59,7 +59,7 @@ class PosixHooks(BackendHooks):
     variant: Variant
 
     def open(self, tmp_path: Path) -> kvio.Store | str:
-        """Give the URL of the store below *tmp_path*."""
+        """Return the URL of the store below *tmp_path*."""
         root = tmp_path / "root"
         root.mkdir(mode=0o700, exist_ok=True)
         return self.variant.url(root)
@@ -124,7 +124,7 @@ class MemoryHooks(BackendHooks):
     """A memory store, and its dictionary."""
 
     def open(self, tmp_path: Path) -> kvio.Store | str:  # noqa: ARG002  # memory has no directory
-        """Give the only URL there is."""
+        """Return the only URL there is."""
         return "memory://"
 
     def raw_get(self, store: kvio.Store, key: str) -> bytes | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kvio.executor import Executor, Job
+from kvio.core.executor import Executor, Job
 
 LONG_S = 60.0
 

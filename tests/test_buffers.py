@@ -6,6 +6,7 @@ import array
 import ctypes
 import gc
 import mmap
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -17,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvio
-from kvio import buffers
+from kvio._native import address_of
+from kvio.core import buffers
 from kvio.errors import BlockSizeError
+from kvio.types import KiB, MiB
 
 DTYPES = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -33,7 +36,7 @@ def joined(data: Any) -> bytes:
 
 
 def address(view: memoryview) -> int:
-    """Give the address of a writable view."""
+    """Return the address of a writable view."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
@@ -397,3 +400,41 @@ def test_torch_blocks_of_bfloat16_round_trip(tmp_path: Path) -> None:
         store.read_block_into("kv", out)
 
     assert torch.equal(out.view(torch.int16), tensor.view(torch.int16))
+
+
+def test_memory_of_a_block_that_was_freed_is_used_again() -> None:
+    """Its pages are there: a read into it pays for no page faults."""
+    for nbytes in (256 * KiB, MiB, 8 * MiB):
+        first = kvio.aligned_buffer(nbytes)
+        address = address_of(first)
+        del first
+        again = kvio.aligned_buffer(nbytes)
+        assert address_of(again) == address
+        other = kvio.aligned_buffer(nbytes)
+        assert address_of(other) != address, "memory that is in use was handed out"
+
+
+_KEPT = """
+import kvio
+def rss():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS"))
+before = rss()
+blocks = []
+for number in range(100):
+    block = kvio.aligned_buffer(3 << 20)
+    block[::4096] = bytes(len(block[::4096]))
+    blocks.append(block)
+del block
+assert rss() - before > 290 << 20
+blocks.clear()
+print(rss() - before)
+"""
+
+
+def test_freed_memory_is_kept_within_bounds() -> None:
+    """64 MiB of it, and what the interpreter took for itself meanwhile."""
+    done = subprocess.run([sys.executable, "-c", _KEPT], capture_output=True, text=True, check=True)
+    kept = int(done.stdout)
+
+    assert 16 * MiB < kept < 80 * MiB

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import kvio
-from kvio.damage import MAX_KEYS, DamagedKeys
+from kvio.core.damage import MAX_KEYS, DamagedKeys
 from kvio.types import BlockStatus as Status
 from tests.posix import children, faultlab, mounts
 from tests.staging.daemon.daemons import serving

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import kvio
-from kvio import tuning
-from kvio.doctor import Diagnosis, diagnose
-from kvio.policies import BY_SIZE
+from kvio.diagnostics import tuning
+from kvio.diagnostics.doctor import Diagnosis, diagnose
+from kvio.filesystem.io_mode import BY_SIZE
 from kvio.types import Finding
 from tests.media import filesystem_of
 from tests.posix import mounts

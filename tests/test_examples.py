@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import kvio
-from kvio.experiments.shapes import SHAPES
 
 FOLDER = Path(__file__).parent.parent / "examples"
 
@@ -152,8 +151,8 @@ def test_kv_blocks_of_every_model_are_found_and_loaded(
     """Every shape is offloaded, its prefix found in a longer prompt, and loaded unchanged."""
     assert kv_cache.main(["--root", str(tmp_path), "--blocks", "1"]) == 0
     table = capsys.readouterr().out
-    assert table.count("identical") == len(SHAPES)
-    assert table.count("1 of 2") == len(SHAPES)
+    assert table.count("identical") == len(kv_cache.SHAPES)
+    assert table.count("1 of 2") == len(kv_cache.SHAPES)
 
 
 def test_a_kv_block_with_one_wrong_bit_is_not_called_identical(
@@ -173,7 +172,7 @@ def test_a_kv_block_with_one_wrong_bit_is_not_called_identical(
 
 def test_keys_of_a_prefix_depend_on_all_tokens_before(kv_cache: Any) -> None:
     """A change in the first block renames all blocks, one in the last block only the last."""
-    shape = SHAPES["Qwen3-8B"]
+    shape = kv_cache.SHAPES["Qwen3-8B"]
     tokens = list(range(600))
     names = kv_cache.block_keys(shape, tokens)
 
@@ -187,13 +186,13 @@ def test_keys_of_a_prefix_depend_on_all_tokens_before(kv_cache: Any) -> None:
 
 def test_pieces_of_a_block_lie_in_the_layers_own_memory(kv_cache: Any) -> None:
     """The gather list joins nothing: each piece is a contiguous view of one layer."""
-    cache = kv_cache.make_cache(SHAPES["gpt-oss-120b"], 2)
+    cache = kv_cache.make_cache(kv_cache.SHAPES["gpt-oss-120b"], 2)
     pieces = kv_cache.pieces_of(cache, 1)
 
     assert len(pieces) == 72
     assert all(np.shares_memory(piece, layer) for piece, layer in zip(pieces, cache, strict=True))
     assert all(piece.flags.c_contiguous for piece in pieces)
-    assert sum(piece.nbytes for piece in pieces) == SHAPES["gpt-oss-120b"].block_nbytes()
+    assert sum(piece.nbytes for piece in pieces) == kv_cache.SHAPES["gpt-oss-120b"].block_nbytes()
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
+from kvio.core.executor import MOST_STUCK, Executor
 from kvio.errors import StorageTimeoutError, StoreClosedError
-from kvio.executor import MOST_STUCK, Executor
 from tests.occupied import LONG_S, occupy, put, queue
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvio.core.executor import Executor
 from kvio.errors import StoreClosedError
-from kvio.executor import Executor
 from tests.occupied import LONG_S, occupy, put, queue
 
 

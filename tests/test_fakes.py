@@ -15,14 +15,14 @@ _LIMIT_S = 60.0
 
 @pytest.fixture
 def faulty() -> Iterator[WrappedStore[FaultyBackend]]:
-    """Give a memory store that fails when told to."""
+    """Yield a memory store that fails when told to."""
     with WrappedStore("memory://", FaultyBackend, io_threads=1) as store:
         yield store
 
 
 @pytest.fixture
 def gated() -> Iterator[WrappedStore[LatencyBackend]]:
-    """Give a memory store with a gate and one I/O thread."""
+    """Yield a memory store with a gate and one I/O thread."""
     with WrappedStore("memory://", LatencyBackend, io_threads=1) as store:
         yield store
         store.wrapper.release()

@@ -110,7 +110,7 @@ class Core:
 
 @pytest.fixture
 def core(tmp_path: Path) -> Any:
-    """Give the C core's reader."""
+    """Yield the C core's reader."""
     reader = Core(tmp_path)
     yield reader
     reader.store.close()

@@ -17,135 +17,66 @@ SOURCE = Path(kvio.__file__).parent
 
 #: The public names, as a user imports them: ``kvio`` itself, and its types and errors.
 PUBLIC = {"kvio", "types", "errors"}
-_MEDIA = {"backends.posix", "medium"}
-_BACKEND = {
-    *("abc", "errors", "types", "url", "format", "buffers", "medium", "policies", "_native", "s3"),
-    *("descriptors", "permissions", "system_memory"),
-}
+#: What nothing lies below: the vocabulary, and the C core.
+_GROUND = {"_native", "abc", "errors", "format", "types", "url"}
 
-#: What each module or package may import of kvio, besides itself. Nothing may import what is not
-#: named here; a new module must find its place.
+#: What each room (or module) may import of kvio, besides itself, from the lowest floor up. Nothing
+#: may import what is not named here; a new room must find its floor.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "types": {"errors"},
-    "descriptors": {"_native"},
     "_native": set(),
+    "types": {"errors"},
     "url": {"types", "errors"},
     "format": {"types", "errors"},
-    "policies": {"types", "errors"},
     "abc": {"types", "errors", "url"},
-    "filesystem": set(),
-    "system_memory": {"filesystem"},
-    "medium": {"_native", "filesystem"},
-    "permissions": {"_native", "errors", "medium"},
+    "filesystem": {"_native", "errors", "types"},
+    "registry": {"abc", "errors", "filesystem"},
     "placement": {"_native", "errors", "filesystem", "types"},
-    "_dlpack": {"_native", "errors"},
-    "buffers": {"_native", "_dlpack", "system_memory", "types", "errors"},
-    "s3": {"abc", "buffers", "errors", "exits", "threads", "types", "url", "format", "_native"},
-    "backends": _BACKEND,
-    "wrappers": {
-        *("_native", "abc", "buffers", "errors", "forks", "placement", "reads", "store", "types"),
-        *("exits", "threads", "url"),
-    },
-    "sharedfile": {
-        *("_native", "abc", "buffers", "descriptors", "errors", "executor", "exits", "forks"),
-        *("medium", "permissions", "placement", "policies", "threads", "types"),
-    },
-    "registry": {"abc", "descriptors", "errors"},
-    "threads": {"errors"},
-    "executor": {"exits", "threads", "types", "errors"},
-    "calls": {"executor", "placement", "threads", "types", "errors"},
-    "forks": set(),
-    "exits": {"errors"},
-    "counters": {"types", "errors"},
-    "reads": {"abc", "buffers", "types", "errors"},
-    "damage": {"abc", "buffers", "types", "errors"},
-    "quarantine": {"_native", "abc", "errors", "format", "types"},
-    "batches": {"abc", "buffers", "calls", "damage", "errors", "threads", "types"},
-    "streams": {"_native", "abc", "buffers", "reads", "types", "errors"},
-    "store": {
-        *(
-            "abc",
-            "batches",
-            "buffers",
-            "calls",
-            "counters",
-            "damage",
-            "errors",
-            "exits",
-            "forks",
-            "format",
-            "policies",
-        ),
-        *("quarantine", "reads", "registry", "streams", "types", "url"),
-    },
-    "aio": {"batches", "store", "calls", "buffers", "threads", "types", "errors"},
-    "opening": {"store", "calls", "placement", "types", "errors", "url"},
-    "kvio": {
-        "aio",
-        "buffers",
-        "errors",
-        "opening",
-        "registry",
-        "sharedfile",
-        "store",
-        "types",
-        "wrappers",
-    },
-    # Above the public API. Tuning and the doctor look at a medium before any store is open on it.
-    "tuning": {*PUBLIC, "_native", "buffers", "opening", "policies", "store", "url"} | _MEDIA,
-    "doctor": {*PUBLIC, "_native", "opening", "policies", "tuning", "url"} | _MEDIA,
-    "cli": {
-        *(*PUBLIC, "doctor", "experiments", "placement", "policies", "quarantine", "tuning"),
-        "url",
-    },
-    "__main__": {"cli"},
-    "experiments": {*PUBLIC, "placement"},
+    "core": {*_GROUND, "filesystem", "placement", "registry"},
+    "backends": {*_GROUND, "core", "filesystem"},
+    "staging": {*_GROUND, "core", "placement"},
+    "sharedfile": {*_GROUND, "core", "filesystem", "placement"},
+    "kvio": {"abc", "core", "errors", "registry", "sharedfile", "staging", "types"},
+    # Above the public interface: programs that try the backends, and what is built on stores.
+    "diagnostics": {*PUBLIC, "_native", "backends.posix", "core", "filesystem", "url"},
     "connectors": PUBLIC,
-    "testing": {*PUBLIC, "abc", "calls", "store", "url"},
+    "testing": {*PUBLIC, "abc", "core", "url"},
+    "cli": {*PUBLIC, "core", "diagnostics", "filesystem", "placement", "url"},
+    "__main__": {"cli"},
 }
 #: Single imports beyond the table, each with its reason.
 EXCEPTIONS = {
-    ("experiments.page_cache", "_native"): "no public call looks at the page cache",
-    ("experiments.lanes", "policies"): "a store of one mode is made by a calibration",
-    ("experiments.lanes", "tuning"): "and the calibrated one by tuning",
-    ("cli.staging", "wrappers"): "a daemon is a program; its clients use kvio.stage",
+    ("cli.staging", "staging"): "a daemon is a program; its clients use kvio.stage",
     ("connectors.dlio.hydra_callback", "url"): "secrets are refused before Hydra writes them down",
-    ("connectors.dlio.tfrecord", "_native"): "records have a CRC32C",
-    ("experiments.backends", "url"): "sizes on the command line are read as in URLs",
+    ("connectors.dlio.decoding", "_native"): "records have a CRC32C",
 }
 #: Libraries beside the standard one, and where alone they may be imported.
 LIBRARIES = {
     "cffi": {"_native"},
-    "numpy": {"connectors.dlio", "experiments"},
+    "numpy": {"connectors.dlio"},
     "typer": {"cli"},
-    "rich": {"cli", "experiments"},
-    "matplotlib": {"experiments"},
+    "rich": {"cli"},
     "pytest": {"testing"},
     "hypothesis": {"testing.stateful"},
-    "boto3": {"backends.s3_boto3", "experiments.s3.libraries"},
-    "botocore": {"backends.s3_boto3", "experiments.s3.libraries"},
-    "minio": {"backends.s3_minio", "experiments.s3.libraries"},
-    "urllib3": {"backends.s3_boto3", "backends.s3_minio", "experiments.s3.libraries"},
-    "obstore": {"backends.s3_obstore", "experiments.peers", "experiments.s3.libraries"},
-    "s3dlio": {"backends.s3_s3dlio", "experiments.s3.libraries"},
-    "s3torchconnectorclient": {"backends.s3_torch", "experiments.s3.libraries"},
-    "mpi4py": {"experiments.mpi", "sharedfile"},
-    "safetensors": {"experiments.peers"},
-    "tensorstore": {"experiments.peers"},
+    "boto3": {"backends.s3.boto3"},
+    "botocore": {"backends.s3.boto3"},
+    "minio": {"backends.s3.minio"},
+    "urllib3": {"backends.s3.boto3", "backends.s3.minio"},
+    "obstore": {"backends.s3.obstore"},
+    "s3dlio": {"backends.s3.s3dlio"},
+    "s3torchconnectorclient": {"backends.s3.torch"},
+    "mpi4py": {"sharedfile"},
     "torch": {
-        *("connectors.dlio", "connectors.torch_dcp", "experiments.engines", "sharedfile"),
-        "wrappers.staging",
+        *("connectors.dlio", "connectors.torch_dcp", "sharedfile"),
+        "staging",
     },
     "tensorflow": {"connectors.dlio.stand_ins"},
-    "dlio_benchmark": {"connectors.dlio", "experiments.dlio.plain"},
+    "dlio_benchmark": {"connectors.dlio"},
     "hydra": {"connectors.dlio"},
     "omegaconf": {"connectors.dlio"},
     "PIL": {"connectors.dlio"},
     "h5py": {"connectors.dlio"},
     "pandas": {"connectors.dlio"},
-    "lmcache": {"experiments.engines"},
-    "nixl": {"experiments.engines"},
 }
 
 
@@ -177,7 +108,7 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 def own_imports(name: str) -> set[str]:
-    """Give the modules of kvio that a module imports, without the leading ``kvio.``."""
+    """Return the modules of kvio that a module imports, without the leading ``kvio.``."""
     found = {
         target.removeprefix("kvio.")
         for target in imports_of(MODULES[name])
@@ -187,7 +118,7 @@ def own_imports(name: str) -> set[str]:
 
 
 def within(name: str, places: set[str]) -> bool:
-    """Tell whether a module is one of the places or lies below one."""
+    """Return whether a module is one of the places or lies below one."""
     return any(name == place or name.startswith(f"{place}.") for place in places)
 
 
@@ -213,6 +144,11 @@ def test_no_backend_imports_another() -> None:
             own = name.split(".")[1]
             others = {t for t in own_imports(name) if t.startswith("backends.")}
             assert {target.split(".")[1] for target in others} <= {own}, name
+    libraries = {"boto3", "minio", "obstore", "s3dlio", "torch"}
+    for library in libraries:
+        name = f"backends.s3.{library}"
+        others = {f"backends.s3.{other}" for other in libraries - {library}}
+        assert own_imports(name).isdisjoint(others), name
 
 
 def test_every_exception_is_still_needed() -> None:
@@ -283,10 +219,10 @@ def test_opening_a_store_loads_its_backend_alone() -> None:
 
 def test_staging_is_loaded_when_it_is_asked_for() -> None:
     """``import kvio`` does not pay for it, and staging in host memory loads no torch."""
-    assert not any(name.startswith("kvio.wrappers") for name in _loaded_by("import kvio"))
+    assert not any(name.startswith("kvio.staging") for name in _loaded_by("import kvio"))
     loaded = _loaded_by("import kvio\nkvio.stage(kvio.open_store('memory'), '1MiB').close()")
 
-    assert "kvio.wrappers.staging.tier" in loaded
+    assert "kvio.staging.tier" in loaded
     assert loaded.isdisjoint({"torch", "numpy"})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvio.medium import Medium, examine, recall
+from kvio.filesystem.medium import Medium, examine, recall
 from tests.posix import mounts
 
 _MOUNTS = Path("/proc/self/mountinfo")

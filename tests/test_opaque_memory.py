@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import kvio
-from kvio import buffers
+from kvio.core import buffers
 
 OTHER_ORDER = ">" if sys.byteorder == "little" else "<"
 

@@ -15,8 +15,8 @@ import pytest
 
 import kvio
 from kvio import _native
+from kvio.core.buffers import most_bytes, ram_bytes
 from kvio.filesystem.sysfs import Tree
-from kvio.system_memory import most_bytes, ram_bytes
 from tests.limited import run_limited
 
 TiB = 1 << 40

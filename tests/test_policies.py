@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import kvio
 from kvio.errors import ConfigError
-from kvio.policies import (
+from kvio.filesystem.io_mode import (
     BY_SIZE,
     CACHE_AWARE,
     COLD_READ_DIRECT_FROM,
@@ -151,7 +151,7 @@ def test_a_calibration_survives_its_file(calibration: Calibration) -> None:
 
 
 def good() -> dict[str, Any]:
-    """Give a good calibration file's content."""
+    """Return a good calibration file's content."""
     content: dict[str, Any] = json.loads(dump_calibration(BY_SIZE, {}))
     return content
 

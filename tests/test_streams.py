@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvio
-from kvio import streams
+from kvio.core import streams
 from tests.posix import mounts
 
 MiB = kvio.MiB

@@ -55,7 +55,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kvio.Stor
 
 
 def stick(store: kvio.Store, key: str = "stuck") -> None:
-    """Give up on a write that waits at the gate: its thread is quarantined."""
+    """Time out a write that waits at the gate: its thread is abandoned."""
     future = store.submit_write(key, b"data")
     assert backend_of(store).entered.acquire(timeout=LONG_S)
     assert future.cancel()

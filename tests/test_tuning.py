@@ -14,11 +14,19 @@ from pathlib import Path
 import pytest
 
 import kvio
-from kvio import tuning
-from kvio.backends.posix.root import temp_prefix
-from kvio.policies import Calibration, Step, load_calibration
-from kvio.tuning.choosing import calibrate, choose, crossings, default_steps, mode_at
-from kvio.tuning.measuring import Budget, Cell, Schedule
+from kvio.backends.posix.directories import temp_prefix
+from kvio.diagnostics import tuning
+from kvio.diagnostics.tuning import (
+    Budget,
+    Cell,
+    Schedule,
+    calibrate,
+    choose,
+    crossings,
+    default_steps,
+    mode_at,
+)
+from kvio.filesystem.io_mode import Calibration, Step, load_calibration
 from kvio.types import IOMode, KiB, MiB
 
 BUFFERED, DONTCACHE, DIRECT = IOMode.BUFFERED, IOMode.DONTCACHE, IOMode.DIRECT

@@ -21,7 +21,7 @@ _REST = _FIRST | set(".=@+-")
 
 
 def allowed(key: str) -> bool:
-    """Say whether a key keeps the rules, one character at a time."""
+    """Return whether a key keeps the rules, one character at a time."""
     if not 1 <= len(key) <= 200:
         return False
     expect_first = True
@@ -38,7 +38,7 @@ def allowed(key: str) -> bool:
 
 
 def accepted(key: str) -> bool:
-    """Say whether kvio takes a key."""
+    """Return whether kvio takes a key."""
     try:
         check_key(key)
     except kvio.InvalidKeyError:

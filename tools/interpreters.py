@@ -33,7 +33,7 @@ def order(version: str) -> tuple[int, ...]:
 
 
 def is_python(path: str, version: str) -> bool:
-    """Tell a working Python of this version, with venv and pip, from a shim or a torso."""
+    """Return whether this is a working Python of this version, with venv and pip, and no shim."""
     code = "import ensurepip, venv, sys; print('%d.%d' % sys.version_info[:2])"
     try:
         run = subprocess.run([path, "-c", code], capture_output=True, text=True, check=False)

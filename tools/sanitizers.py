@@ -30,7 +30,7 @@ def analyse(
 
 
 def sanitizer_libraries(compiler: str) -> dict[str, str]:
-    """Give the environment in which an ordinary Python loads a sanitized extension."""
+    """Return the environment in which an ordinary Python loads a sanitized extension."""
     libraries = []
     for name in ("libasan.so", "libubsan.so"):
         command = [*shlex.split(compiler), f"-print-file-name={name}"]

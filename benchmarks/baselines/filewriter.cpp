@@ -1,4 +1,4 @@
-// The baselines of `kvio.experiments.tmpfile`: threads that write one fresh file each, by a C++
+// The baselines of `benchmarks.scenarios.tmpfile`: threads that write one fresh file each, by a C++
 // stream, by C stdio or by write(2), and publish it by rename(2) or by linkat(2).
 //
 //   filewriter DIRECTORY PREFIX THREADS FILE_BYTES WRITER CALL_BYTES PUBLISH SYNC < SOURCE

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvio.aio import AsyncStore
-from kvio.buffers import aligned as aligned_buffer
+from kvio.abc import BlockStore
+from kvio.core.async_store import AsyncStore
+from kvio.core.buffers import aligned as aligned_buffer
+from kvio.core.store import Store, open_store
 from kvio.errors import (
     AccessDeniedError,
     BlockError,
@@ -29,9 +31,7 @@ from kvio.errors import (
     UnknownBackendError,
     UnsupportedError,
 )
-from kvio.opening import open_store
 from kvio.registry import backend_names
-from kvio.store import Store
 from kvio.types import (
     BlockResult,
     BlockStat,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         SharedFileOptions,
         SharedFileStatus,
     )
-    from kvio.wrappers.staging import (
+    from kvio.staging import (
         StagedFile,
         StagedReader,
         StagedReceipt,
@@ -75,6 +75,7 @@ __all__ = [
     "BlockSizeError",
     "BlockStat",
     "BlockStatus",
+    "BlockStore",
     "Capabilities",
     "ConfigError",
     "CorruptBlockError",
@@ -127,7 +128,7 @@ _STAGING = (
 #: Imported when first asked for: a third of the time `import kvio` would take.
 _LAZY = {
     **dict.fromkeys(_SHAREDFILE, "kvio.sharedfile"),
-    **dict.fromkeys(_STAGING, "kvio.wrappers.staging"),
+    **dict.fromkeys(_STAGING, "kvio.staging"),
 }
 
 

@@ -1,20 +1,22 @@
-"""The interface between a store and its backend."""
+"""The interfaces: `BlockStore` for users of blocks, and `Backend`, which a store stands on."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
 
-from kvio.errors import UnsupportedError
+from kvio.errors import KvioError, UnsupportedError
 from kvio.types import (
     BlockResult,
     Blocks,
     BlockStat,
+    BlockStatus,
     Cancellation,
     Capabilities,
     Finding,
     IfExists,
+    Level,
     Parts,
     Receipt,
 )
@@ -30,6 +32,127 @@ RunAll: TypeAlias = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 #: Fills the beginning of a buffer with the next bytes of a stream and returns how many; 0 at the
 #: end of the stream.
 Source: TypeAlias = Callable[[memoryview], int]
+
+
+class WriteReceipt(Protocol):
+    """The answer to a write: a `kvio.Receipt`, or a `kvio.StagedReceipt` that can be waited for."""
+
+    @property
+    def key(self) -> str:
+        """The block's name."""
+
+    @property
+    def nbytes(self) -> int:
+        """Payload length in bytes."""
+
+    @property
+    def checksum(self) -> int | None:
+        """CRC32C of the payload, or None where none was computed."""
+
+    @property
+    def level(self) -> Level:
+        """The level that the write has reached by now."""
+
+
+class WriteResult(Protocol):
+    """The result of one block of `BlockStore.write_blocks`."""
+
+    @property
+    def key(self) -> str:
+        """The block's name."""
+
+    @property
+    def status(self) -> BlockStatus:
+        """What became of the block."""
+
+    @property
+    def error(self) -> KvioError | None:
+        """The error that a write of this block alone would have raised."""
+
+    @property
+    def receipt(self) -> WriteReceipt | None:
+        """The receipt, if the block was written or accepted."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was."""
+
+
+class BlockStore(Protocol):
+    """What a `kvio.Store` and a `kvio.StagingTier` have in common: blocks under keys.
+
+    Take a `BlockStore` where either will do. Each method does what that of `kvio.Store` with the
+    same name does; a tier looks at what it has staged first, and then into its store.
+
+    The default of *if_exists* is the class's own. A store has ``keep``: a block that is there need
+    not be written again, which its trailer shows. A tier has ``replace``: it takes the block
+    without asking the store, and overwriting is what a cache in front of checkpoints sees most.
+    """
+
+    def write_block(
+        self, key: str, data: Any, *, if_exists: IfExists = ..., timeout: float | None = None
+    ) -> WriteReceipt:
+        """Store or stage *data* under a key, whole or not at all."""
+
+    def write_blocks(
+        self,
+        items: Iterable[tuple[str, Any]],
+        *,
+        if_exists: IfExists = ...,
+        timeout: float | None = None,
+    ) -> Sequence[WriteResult]:
+        """Write (key, data) pairs; return one result per block, in order."""
+
+    def read_block(
+        self, key: str, *, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
+    ) -> memoryview:
+        """Read a block, or a range of it, into fresh memory."""
+
+    def read_block_into(
+        self,
+        key: str,
+        out: Any,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Read a block, or a range of it, into the caller's buffers; return the count."""
+
+    def read_blocks_into(
+        self, items: Iterable[tuple[str, Any]], *, timeout: float | None = None
+    ) -> list[BlockResult]:
+        """Read whole blocks into (key, out) pairs; return one result per block, in order."""
+
+    def stat_block(self, key: str, *, timeout: float | None = None) -> BlockStat:
+        """Return the facts about a block."""
+
+    def contains(self, key: str, *, timeout: float | None = None) -> bool:
+        """Return whether there is a block under a key."""
+
+    def count_leading(self, keys: Iterable[str], *, timeout: float | None = None) -> int:
+        """Return how many keys from the front have a block."""
+
+    def list_keys(self, prefix: str = "") -> Iterator[str]:
+        """Yield the keys that start with *prefix*, in any order."""
+
+    def verify_block(self, key: str, *, timeout: float | None = None) -> BlockResult:
+        """Check a whole block without returning its bytes."""
+
+    def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
+        """Remove a block; False if there was none."""
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until the work that was accepted so far has ended."""
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Finish the work that was accepted, then close."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
 
 
 class RawBlock(ABC):

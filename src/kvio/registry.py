@@ -11,8 +11,8 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from kvio.abc import Backend
-from kvio.descriptors import retrying
 from kvio.errors import ConfigError, MissingDependencyError, UnknownBackendError
+from kvio.filesystem.descriptors import retrying
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints

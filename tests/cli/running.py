@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvio.backends.posix.root import temp_prefix
+from kvio.backends.posix.directories import temp_prefix
 
 SCRIPT = Path(sysconfig.get_path("scripts"), "kvio")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kvio
-from kvio.cli.escapes import escape, unescape
+from kvio.cli.blocks import escape, unescape
 from kvio.types import is_key
 from tests.cli.running import (
     complaint,

@@ -127,10 +127,10 @@ def test_an_interrupted_recover_removes_nothing(disk_path: Path) -> None:
     program = f"""
 import os, signal, sys
 from kvio import cli
-from kvio.sharedfile import sealing
+from kvio.sharedfile import lifecycle
 def interrupted(*_):
     os.kill(os.getpid(), signal.SIGINT)
-sealing._read_again = interrupted
+lifecycle._read_again = interrupted
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.argv[1:] = ["shared", "recover", {str(path)!r}]
 sys.exit(cli.main())

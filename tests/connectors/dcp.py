@@ -75,7 +75,7 @@ def load(store: Any, state: Data, name: str = "run", **options: Any) -> Data:
 
 
 def zeros(state: Data) -> Data:
-    """Give a state of the same shape with nothing in it."""
+    """Return a state of the same shape with nothing in it."""
     empty: Data = {}
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
@@ -86,7 +86,7 @@ def zeros(state: Data) -> Data:
 
 
 def raw(tensor: Any) -> bytes:
-    """Give the bytes of a tensor's elements, whatever its dtype."""
+    """Return the bytes of a tensor's elements, whatever its dtype."""
     return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
 
 

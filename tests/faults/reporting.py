@@ -18,7 +18,7 @@ _FOLDER: Final = "tests/faults/"
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
-    """Tell what the tests of the campaign did, of all workers together."""
+    """Print what the tests of the campaign did, of all workers together."""
     reports = [one for many in terminalreporter.stats.values() for one in many]
     counted = [
         value

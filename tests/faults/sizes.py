@@ -16,12 +16,12 @@ if _ASKED not in ("slice", "full"):
 
 
 def size(few: int, many: int) -> int:
-    """Give the first number for a slice, the second for all of it."""
+    """Return the first number for a slice, the second for all of it."""
     return many if FULL else few
 
 
 def seed() -> int:
-    """Give what random choices are drawn from; ``KVIO_FAULTS_SEED`` repeats or varies a run."""
+    """Return what random choices are drawn from; ``KVIO_FAULTS_SEED`` repeats or varies a run."""
     asked = os.environ.get("KVIO_FAULTS_SEED", "1")
     try:
         return int(asked)

@@ -59,7 +59,7 @@ def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def below(total: Mapping[str, int]) -> list[str]:
-    """Say what there is less of than all of the campaign has."""
+    """Return the counts that are lower than those of the whole campaign."""
     return [
         f"{total.get(name, 0):,} {name}, not {least:,}"
         for name, least in LEAST.items()
@@ -68,7 +68,7 @@ def below(total: Mapping[str, int]) -> list[str]:
 
 
 def line(total: Mapping[str, int], skipped: Mapping[str, int], failed: int = 0) -> str:
-    """Tell a campaign in one line; what tests had counted that failed is in it."""
+    """Return a campaign in one line, with what failed tests had counted."""
     paired = {name for one in _PAIRS for name in one[:2]}
     plain = [
         f"{total[name]:,} {name}"

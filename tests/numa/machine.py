@@ -53,7 +53,7 @@ class Guest:
     console: str = ""
 
     def __getitem__(self, name: str) -> Any:
-        """Give what was seen; fail with what went wrong in the guest."""
+        """Return what was seen; fail with what went wrong in the guest."""
         if name in self.errors:
             pytest.fail(f"in the guest:\n{self.errors[name]}", pytrace=False)
         if name not in self.facts:

@@ -166,7 +166,7 @@ def threads_memory() -> dict[str, Any]:
 
 
 def placed_memory() -> dict[str, Any]:
-    """Give memory a policy of its own, and let threads of both nodes touch it."""
+    """Set a memory policy of its own, and let threads of both nodes touch it."""
     seen: dict[str, Any] = {}
     words: tuple[Memory, ...] = ("bind", "interleave")
     for memory in words:

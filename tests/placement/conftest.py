@@ -12,7 +12,7 @@ from tests.placement.trees import SHAPES, build
 
 @pytest.fixture(scope="session")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Give the root of each machine; whoever changes one makes it again."""
+    """Return the root of each machine; a test that changes one makes it again."""
     base = tmp_path_factory.mktemp("machines")
     return {
         name: build(base / f"{index}", shape) for index, (name, shape) in enumerate(SHAPES.items())

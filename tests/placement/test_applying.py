@@ -16,9 +16,9 @@ import pytest
 from kvio import _native
 from kvio._native import numa
 from kvio.errors import ConfigError
+from kvio.filesystem.sysfs import parse_cpulist
 from kvio.placement.applying import Applied, applied, pin, place_memory, verify
-from kvio.placement.cpulist import parse_cpulist
-from kvio.placement.slots import Slot
+from kvio.placement.plan import Slot
 
 Result = TypeVar("Result")
 #: No machine has them: kernels are built for 8192 CPUs and 1024 nodes at most.

@@ -14,8 +14,7 @@ import pytest
 from kvio._native import numa
 from kvio.errors import ConfigError
 from kvio.placement.applying import Applied, applied, pin, place_memory, verify
-from kvio.placement.plan import Memory
-from kvio.placement.slots import Slot
+from kvio.placement.plan import Memory, Slot
 from tests.placement.test_applying import policies
 from tests.posix.children import Refusal, in_child, need_seccomp, refuse
 

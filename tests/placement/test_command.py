@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def command() -> Path:
-    """Give the installed command; skip where it or its extra is missing."""
+    """Return the installed command; skip where it or its extra is missing."""
     pytest.importorskip("typer", reason="the extra cli is not installed: no typer")
     pytest.importorskip("rich", reason="the extra cli is not installed: no rich")
     if not SCRIPT.exists():

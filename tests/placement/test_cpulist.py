@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvio
+from kvio.filesystem.sysfs import MAX_NUMBER, parse_number
 from kvio.placement import format_cpulist, parse_cpulist
-from kvio.placement.cpulist import MAX_NUMBER, parse_number
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.placement.trees import Shape, block, link, mapped, mount, nvme, parti
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """Give a machine with nodes 0 and 1, without devices."""
+    """Return a machine with nodes 0 and 1, without devices."""
     return trees.build(tmp_path / "two", Shape(sockets=2))
 
 

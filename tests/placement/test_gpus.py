@@ -10,7 +10,7 @@ import pytest
 
 import kvio
 from kvio.placement import Location, Topology
-from kvio.placement.gpus import address_by
+from kvio.placement.devices import address_by
 from tests.placement import trees
 from tests.placement.trees import Shape, link, pci, put
 

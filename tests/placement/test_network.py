@@ -17,7 +17,7 @@ from tests.placement.trees import Shape, link, mount, network, pci, put
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """Give a machine with a network device on each of its two nodes."""
+    """Return a machine with a network device on each of its two nodes."""
     root = trees.build(tmp_path, Shape(sockets=2))
     network(root, "eth0", "0000:11:00.0", 0)
     network(root, "eth1", "0000:12:00.0", 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kvio
-from kvio.executor import Executor
+from kvio.core.executor import Executor
 from kvio.placement import Placement, Slot, Topology, thread_placer
 from tests.occupied import queue
 from tests.staging.medium import draining_with_all
@@ -30,7 +30,7 @@ def masks(threads: Iterable[int]) -> list[tuple[int, ...]]:
 
 
 def expected(threads: int) -> list[tuple[int, ...]]:
-    """Give the CPUs of the slots of a pool that is spread over cores."""
+    """Return the CPUs of the slots of a pool that is spread over cores."""
     slots = Placement(order="spread").slots(Topology.from_system(), threads)
     return sorted(slot.cpus for slot in slots)
 

@@ -29,7 +29,7 @@ NAMES = pytest.mark.parametrize("name", SHAPES)
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Give the root of each machine, with disks."""
+    """Return the root of each machine, with disks."""
     base = tmp_path_factory.mktemp("with-disks")
     return {name: _build(base / f"{n}", shape) for n, (name, shape) in enumerate(SHAPES.items())}
 
@@ -87,7 +87,7 @@ counts = st.integers(1, 70)
 
 
 def uses(topology: Topology, slots: tuple[Slot, ...]) -> dict[tuple[int, ...], tuple[int, int]]:
-    """Give each unit's slots and cores, by its CPUs."""
+    """Return each unit's slots and cores, by its CPUs."""
     slots_of = Counter(slot.cpus for slot in slots)
     cores_of = {
         cpus: sum(set(core.cpus) <= set(cpus) for core in topology.cores) for cpus in slots_of

@@ -178,7 +178,7 @@ class TestNear:
 
     @pytest.fixture
     def epyc(self, tmp_path: Path) -> Path:
-        """Give eight nodes with a core each; a disk on node 6, one on 1, one of unknown node."""
+        """Return eight nodes with a core each; a disk on node 6, one on 1, one of unknown node."""
         root = trees.build(tmp_path, Shape(sockets=2, nodes=4, cores=1))
         disks = [nvme(root, n, node, f"259:{n}") for n, node in enumerate((6, 1, -1))]
         for index, point in enumerate(("/six", "/one", "/unknown")):

@@ -132,7 +132,7 @@ def build(root: Path, shape: Shape) -> Path:
 
 
 def allow(root: Path, cpus: Iterable[int], mems: Iterable[int]) -> None:
-    """Say what the process may use."""
+    """Set what the process may use."""
     lists = f"Cpus_allowed_list:\t{plain(cpus)}Mems_allowed:\t1\nMems_allowed_list:\t{plain(mems)}"
     put(root, "proc/self/status", f"Name:\tpython3\nPid:\t7\nCpus_allowed:\tff\n{lists}")
 

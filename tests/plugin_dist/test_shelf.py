@@ -11,5 +11,5 @@ class TestShelf(BackendTests):
     """The shelf keeps the contract."""
 
     def open(self, tmp_path: Path) -> str:
-        """Give a shelf of one's own."""
+        """Return a shelf of one's own."""
         return f"shelf://{tmp_path}"

@@ -123,7 +123,7 @@ def _root_below(mountpoint: Path) -> Path:
 
 
 def free_bytes(path: Path) -> int:
-    """Tell how much room a file system has, once it has written what it still had to.
+    """Return how much room a file system has, once it has written what it still had to.
 
     Xfs frees inodes behind one's back, so it is asked more than once.
     """
@@ -141,7 +141,7 @@ def _free_bytes(fd: int) -> int:
 
 
 def lost_bytes(before: int, free: Callable[[], int], slack: int) -> int:
-    """Tell how much room does not come back; what is more than *slack* is waited for."""
+    """Return how much room does not come back; what is more than *slack* is waited for."""
     deadline = time.monotonic() + _BACK_S
     while (lost := before - free()) > slack and time.monotonic() < deadline:
         pass

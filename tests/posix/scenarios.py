@@ -36,7 +36,7 @@ class Memory:
         backend: Any = faultlab.posix_backend(store)
         self._engine = backend._engine
         self._publish = backend._engine.publish
-        calls = backend._quick._write_calls.values()
+        calls = [one.call for one in backend._quick._writes.values()]
         self._calls = [(call, ffi.new("kvio_call *", call[0])) for call in calls]
 
     def put_back(self, *, expects: bool = False) -> None:

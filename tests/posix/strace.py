@@ -13,7 +13,7 @@ import pytest
 
 
 def command(log: Path, *options: str) -> list[str]:
-    """Give what comes before a program so that its calls are logged; skip where that cannot be."""
+    """Return the prefix of a command that logs a program's calls; skip where there is none."""
     if shutil.which("strace") is None:
         pytest.skip("needs strace (Debian package strace)")
     tried = subprocess.run(

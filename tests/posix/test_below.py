@@ -17,7 +17,7 @@ import pytest
 
 import kvio
 from kvio._native import faults
-from kvio.doctor import diagnose
+from kvio.diagnostics.doctor import diagnose
 from kvio.filesystem.sysfs import tree_at
 from kvio.placement.devices import locate_path
 from kvio.types import Finding

@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 
 import kvio
-from kvio.backends.posix.raw import RawFile
+from kvio.backends.posix.streams import RawFile
 from tests.posix import faultlab
 from tests.posix.faultlab import TRAILER_BYTES
 
@@ -92,7 +92,7 @@ def mended_by_keep(store: kvio.Store, root: Path) -> None:
 
 
 def lengths(whole: int) -> list[int]:
-    """Give every interesting length to truncate a file of *whole* bytes to."""
+    """Return every interesting length to truncate a file of *whole* bytes to."""
     marks = {0, 1, 63, 64, 65, 4095, 4096, 4097, 8192, len(PAYLOAD), whole // 2}
     near = {whole - back for back in (*range(1, 70), 128, 512, 4096)}
     return sorted(n for n in marks | near if 0 <= n < whole)

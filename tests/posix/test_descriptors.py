@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import kvio
+from kvio.backends.posix.engine import Request
 from kvio.types import Blocks
 from tests.posix import faultlab
 
@@ -53,6 +54,7 @@ def test_directories_that_are_not_kept_are_closed_after_an_error(store: kvio.Sto
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
+    request = Request(function=interrupted, blocks=blocks, modes=(0,) * _DIRECTORIES, flags=0)
     with pytest.raises(KeyboardInterrupt):
-        faultlab.engine_of(store).run(interrupted, blocks, (0,) * _DIRECTORIES, 0)
+        faultlab.engine_of(store).run(request)
     assert unaccounted(store) == before

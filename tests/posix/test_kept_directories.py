@@ -19,10 +19,10 @@ from typing import Any, Final, Literal, cast
 import pytest
 
 import kvio
-from kvio import forks
 from kvio._native import faults, ffi, lib
-from kvio.backends.posix.layout import KeptDirectory
-from kvio.descriptors import SHARED
+from kvio.backends.posix.directories import KeptDirectory
+from kvio.core import lifetime
+from kvio.filesystem.descriptors import SHARED
 from kvio.url import OptionValue
 from tests.posix import children, faultlab
 from tests.posix.gate import SlowFile
@@ -52,7 +52,7 @@ def alone(work: Callable[[], str | None] | Callable[[], None]) -> str:
     """Run *work* in a forked child without what earlier tests may have left open."""
 
     def run() -> str | None:
-        for other in tuple(forks._LIVE):
+        for other in tuple(lifetime._STORES):
             cast(kvio.Store, other).close()
         return work()
 
@@ -422,14 +422,15 @@ def test_a_directory_in_use_is_not_closed_under_a_call(
         elsewhere.mkdir(mode=0o700)
         taken: list[int] = []
 
-        def write(call: Any, ops: Any, count: int) -> int:
-            evict_all()
-            taken.extend(os.open(elsewhere, os.O_RDONLY) for _ in range(60))
-            return int(lib.kvio_write_batch(call, ops, count))
+        class Evicting:
+            def transfer(self, call: Any, op: Any) -> None:
+                evict_all()
+                taken.extend(os.open(elsewhere, os.O_RDONLY) for _ in range(60))
+                lib.kvio_write_batch(call, op, 1)
 
         engine = faultlab.engine_of(store)
         for key in ("d7/k2", "new/k2"):
-            engine.write_one(key, [memoryview(b"data")], 4, "keep", None, function=write)
+            engine.write_one(key, [memoryview(b"data")], 4, "keep", None, steps=Evicting())
             assert faultlab.peek(root, key, layout=layout) == b"data"
         assert list(elsewhere.iterdir()) == []
         for fd in taken:

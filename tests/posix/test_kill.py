@@ -34,7 +34,7 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 def killed(status: int) -> bool:
-    """Tell whether a child was killed; one that neither died of it nor succeeded is a failure."""
+    """Return whether a child was killed; one that neither died of it nor succeeded is a failure."""
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL
         return True

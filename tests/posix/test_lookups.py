@@ -11,7 +11,7 @@ import pytest
 
 import kvio
 from kvio._native import faults
-from kvio.backends.posix.modes import Choice, Chooser
+from kvio.backends.posix.engine import Choice, Chooser
 from kvio.url import OptionValue
 from tests.posix import faultlab
 

@@ -11,7 +11,7 @@ import pytest
 
 import kvio
 from kvio import MiB, _native
-from kvio.policies import Calibration, Step, dump_calibration
+from kvio.filesystem.io_mode import Calibration, Step, dump_calibration
 from kvio.types import IOMode
 from kvio.url import OptionValue
 from tests.posix import faultlab
@@ -41,7 +41,7 @@ def open_or_skip(backend: str, root: Path, **options: OptionValue) -> kvio.Store
 
 
 def cached(root: Path, key: str, *, layout: str = "block") -> float:
-    """Tell how much of a block's file is in the page cache."""
+    """Return how much of a block's file is in the page cache."""
     path = faultlab.file_of(root, key, layout=layout)
     fd = os.open(path, os.O_RDONLY)
     try:

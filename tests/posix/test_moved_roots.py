@@ -22,7 +22,7 @@ import kvio
 from tests.posix import children, strace
 
 _CLOCKS: Final = tuple(
-    f"kvio.backends.posix.{name}.monotonic" for name in ("root", "engine", "quick")
+    f"kvio.backends.posix.{name}.monotonic" for name in ("directories", "engine", "quick")
 )
 _LARGE: Final = 9 * kvio.MiB
 
@@ -309,8 +309,8 @@ def test_a_store_that_writes_on_notices_by_itself(root: Path) -> None:
 
 _SCRIPT: Final = """
 import sys, kvio
-from kvio.backends.posix import engine, quick, root
-root.monotonic = engine.monotonic = quick.monotonic = lambda: 1000.0
+from kvio.backends.posix import directories, engine, quick
+directories.monotonic = engine.monotonic = quick.monotonic = lambda: 1000.0
 with kvio.open_store("hybrid", root=sys.argv[1]) as store:
     for number in range(50):
         store.write_block(f"k{number}", b"data")

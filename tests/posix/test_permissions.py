@@ -17,9 +17,9 @@ import pytest
 
 import kvio
 from kvio._native import faults
-from kvio.backends.posix.root import CALIBRATION_NAME
-from kvio.policies import CACHE_AWARE
-from kvio.tuning.run import Tuning, save
+from kvio.backends.posix.directories import CALIBRATION_NAME
+from kvio.diagnostics.tuning import Tuning, save
+from kvio.filesystem.io_mode import CACHE_AWARE
 from kvio.types import Layout
 from tests.posix import children, faultlab
 

@@ -28,7 +28,7 @@ CALLS: Final[dict[str, tuple[str, Callable[[kvio.Store], object]]]] = {
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[kvio.Store]:
-    """Give a store with a block in it."""
+    """Yield a store with a block in it."""
     with kvio.open_store(
         "posix-tmpfile", root=tmp_path / "root", options={"create": True}
     ) as store:

@@ -13,7 +13,7 @@ import pytest
 
 import kvio
 from kvio._native import faults
-from kvio.descriptors import SHARED
+from kvio.filesystem.descriptors import SHARED
 from tests.posix import faultlab
 from tests.posix.scenarios import SCENARIOS, Memory, Outcome, Scenario
 
@@ -88,7 +88,7 @@ def require(condition: bool, otherwise: str) -> None:  # noqa: FBT001  # an asse
 def syncs_owed(
     scenario: Scenario, needed: Mapping[str, int], told: Mapping[str, object]
 ) -> dict[str, int]:
-    """Say how many calls of each of `SYNCS` must have succeeded for what is told to be stored.
+    """Return how many calls of each of `SYNCS` must have succeeded for what is told to be stored.
 
     *needed*: calls without a fault. *told*: by key, None or the error; a key that failed owes
     no sync of its file, nor of a directory that holds no other; deletions sync one each.

@@ -36,7 +36,7 @@ from tests.s3.test_failures_of_writes import STEPS
 
 
 def outcomes(library: str, options: Mapping[str, Any], *words: str) -> Mapping[str, Any]:
-    """Tell the outcomes by word and verb, and what was asked for again, by kvio or not."""
+    """Return the outcomes by word and verb, and what was requested again, by kvio or not."""
     with FaultyServer() as server:
         store = open_faulty(library, server, options)
         found = {}
@@ -51,7 +51,7 @@ def outcomes(library: str, options: Mapping[str, Any], *words: str) -> Mapping[s
 
 
 def uploads(library: str, *words: str) -> Mapping[str, Any]:
-    """Tell what became of uploads of which one step fails, and what they left."""
+    """Return the outcomes of uploads of which one step fails, and what they left."""
     told: dict[str, str] = {}
     with FaultyServer() as server, open_faulty(library, server) as store:
         for word in words:
@@ -65,7 +65,7 @@ def uploads(library: str, *words: str) -> Mapping[str, Any]:
 
 
 def healing(library: str, *words: str) -> Mapping[str, Any]:
-    """Tell which verbs came good when each failure had passed, and how often kvio asked again."""
+    """Return which verbs succeeded after each failure had passed, and how often kvio retried."""
     told: dict[str, dict[str, tuple[str, int]]] = {}
     broken = []
     with HealingServer(library) as server, open_faulty(library, server, {"retries": 2}) as store:

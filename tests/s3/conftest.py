@@ -78,14 +78,14 @@ def _fixtures(item: pytest.Item) -> list[str]:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say again at the end that the server was a mock."""
+    """Print again at the end that the server was a mock."""
     if config.stash.get(_mock_used, False):
         terminalreporter.write_line(f"NOTE: {_MOCK}", yellow=True, bold=True)
 
 
 @pytest.fixture(scope="session", params=servers.chosen())
 def s3_endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
-    """Give an S3 server; the tests run once for each name in KVIO_S3_SERVER."""
+    """Yield an S3 server; the tests run once for each name in KVIO_S3_SERVER."""
     name = _resolved(request.param, request)
     if name == "given":
         yield servers.given()
@@ -98,7 +98,7 @@ def s3_endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
 def tls_endpoint(
     s3_endpoint: Endpoint, certificate: Certificate, request: pytest.FixtureRequest
 ) -> Iterator[Endpoint]:
-    """Give an https server of the same kind as `s3_endpoint`; its CA is in `ca_file`."""
+    """Yield an https server of the same kind as `s3_endpoint`; its CA is in `ca_file`."""
     name = s3_endpoint.name
     if name in ("given", "s3mem"):
         pytest.skip(f"no certificate can be given to the server {name!r}")
@@ -128,7 +128,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture(scope="session")
 def certificate(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """Give a certificate for loopback, signed by `authority`, as files in PEM."""
+    """Return a certificate for loopback, signed by `authority`, as files in PEM."""
     folder = tmp_path_factory.mktemp("certificate")
     issued = authority.issue_cert("127.0.0.1", "localhost")
     files = Certificate(chain=folder / "chain.pem", key=folder / "key.pem", ca=folder / "ca.pem")
@@ -140,7 +140,7 @@ def certificate(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def foreign_ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the file of an authority that signed no server's certificate."""
+    """Return the file of an authority that signed no server's certificate."""
     trustme = pytest.importorskip("trustme", reason="no trustme to make certificates with")
     path = tmp_path_factory.mktemp("foreign") / "ca.pem"
     trustme.CA().cert_pem.write_to_path(str(path))
@@ -149,13 +149,13 @@ def foreign_ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def raw_s3(s3_endpoint: Endpoint) -> RawS3:
-    """Give a client of `s3_endpoint` that shares no code with kvio."""
+    """Return a client of `s3_endpoint` that shares no code with kvio."""
     return RawS3(s3_endpoint)
 
 
 @pytest.fixture
 def s3_bucket(raw_s3: RawS3) -> Iterator[str]:
-    """Give the name of an empty bucket of `s3_endpoint` that is the test's own."""
+    """Yield the name of an empty bucket of `s3_endpoint` that is the test's own."""
     bucket = f"kvio-test-{secrets.token_hex(8)}"
     raw_s3.create_bucket(bucket)
     yield bucket
@@ -166,7 +166,7 @@ def s3_bucket(raw_s3: RawS3) -> Iterator[str]:
 
 @pytest.fixture
 def tls_bucket(tls_endpoint: Endpoint) -> str:
-    """Give the name of an empty bucket of `tls_endpoint` that is the test's own."""
+    """Return the name of an empty bucket of `tls_endpoint` that is the test's own."""
     bucket = f"kvio-test-{secrets.token_hex(8)}"
     RawS3(tls_endpoint).create_bucket(bucket)
     return bucket
@@ -174,7 +174,7 @@ def tls_bucket(tls_endpoint: Endpoint) -> str:
 
 @pytest.fixture
 def faulty() -> Iterator[FaultyServer]:
-    """Give an S3 server that misbehaves by key name; what hangs is released in the end."""
+    """Yield an S3 server that misbehaves by key name; what hangs is released in the end."""
     with FaultyServer() as server:
         yield server
 

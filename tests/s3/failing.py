@@ -17,9 +17,9 @@ import pytest
 
 import kvio
 from kvio import MiB
+from kvio.backends.s3 import body
+from kvio.backends.s3.errors import ERRORS, ErrorKind
 from kvio.registry import load_backend
-from kvio.s3 import body, trailers
-from kvio.s3.conditions import ERRORS, ErrorKind
 from tests.s3.faults import WRITES, Request, Response, fault_of
 from tests.s3.faulty import FaultyServer, Seen
 from tests.s3.libraries import open_s3, require
@@ -150,7 +150,7 @@ def retries_made(store: kvio.Store) -> int:
 
 def stored(key: str, data: bytes) -> bytes:
     """Make the object that holds a block."""
-    return data + trailers.make("", key, len(data), body.crc32c([memoryview(data)]))
+    return data + body.make("", key, len(data), body.crc32c([memoryview(data)]))
 
 
 def place(server: FaultyServer, key: str, data: bytes) -> None:
@@ -208,7 +208,7 @@ def prepare(server: FaultyServer, word: str, verbs: Iterable[str] = VERBS) -> No
 
 
 def attempt(store: kvio.Store, word: str, verb: str) -> str:
-    """Say what came of a verb: ``good``, ``bad bytes``, or the error and its errno."""
+    """Return the outcome of a verb: ``good``, ``bad bytes``, or the error and its errno."""
     try:
         return "good" if VERBS[verb](store, key_of(word, verb)) else "bad"
     except kvio.KvioError as error:
@@ -246,7 +246,7 @@ def unfinished(server: FaultyServer, library: str) -> list[str]:
 
 
 def requests_per_attempt(library: str, word: str) -> int:
-    """Say how many requests a library makes of one that fails, before it says so."""
+    """Return how many requests a library makes of one that fails, before it says so."""
     return REQUESTS_PER_ATTEMPT.get(library, 1) if word in ASKED_AGAIN else 1
 
 

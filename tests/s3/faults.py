@@ -66,7 +66,7 @@ class Response:
     length: int | None = None
 
     def head(self) -> bytes:
-        """Give the status line and the headers as they go over the wire."""
+        """Return the status line and the headers as they go over the wire."""
         length = len(self.body) if self.length is None else self.length
         headers = {"x-amz-request-id": "0", "content-length": str(length), **self.headers}
         if self.status in (204, 304):
@@ -78,7 +78,7 @@ class Response:
 def failure(
     request: Request, status: int, code: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Give the answer of S3 to a request that fails; that to HEAD has no body."""
+    """Return the answer of S3 to a request that fails; that to HEAD has no body."""
     said = {"content-type": "application/xml", **(headers or {})}
     if request.method == "HEAD":
         return Response(status, said)
@@ -110,7 +110,7 @@ REFUSALS: Final[Mapping[str, tuple[int, str, Mapping[str, str]]]] = {
 
 
 def without_headers(request: Request, *names: str) -> Request:
-    """Give the request as a server sees it that does not know some headers."""
+    """Return the request as a server sees it that does not know some headers."""
     kept = {name: value for name, value in request.headers.items() if name not in names}
     return replace(request, headers=kept)
 
@@ -170,7 +170,7 @@ class Line:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SIP_NBYTES)
 
     def hang(self) -> None:
-        """Say nothing more until released."""
+        """Send nothing more until released."""
         self.released.wait()
 
 

@@ -22,7 +22,7 @@ KNOWN_GAPS: Mapping[tuple[str, str], str] = {
 
 
 def known_gap(name: str, about: str) -> str | None:
-    """Say why a server lacks a property, None if it should have it.
+    """Return why a server lacks a property, None if it should have it.
 
     Nobody knows what a given server is: it may lack what any real server lacks.
     """

@@ -36,7 +36,7 @@ class Reply:
 
     @property
     def code(self) -> str:
-        """Give the code of an S3 error, as ``NoSuchKey``; empty if there is none."""
+        """Return the code of an S3 error, as ``NoSuchKey``; empty if there is none."""
         if b"<Code>" not in self.body:
             return ""
         return self.body.partition(b"<Code>")[2].partition(b"</Code>")[0].decode()
@@ -48,7 +48,7 @@ class Reply:
         return [element.text or "" for element in root.findall(spaced)]
 
     def expect(self, *statuses: int) -> Reply:
-        """Give the reply itself if its status is one of *statuses*."""
+        """Return the reply itself if its status is one of *statuses*."""
         if self.status not in statuses:
             raise RawError(f"{self.status} {self.code}: {self.body[:600]!r}")
         return self
@@ -135,7 +135,7 @@ class RawS3:
         return self.request("GET", f"/{bucket}/{key}", headers=headers).expect(206).body
 
     def head(self, bucket: str, key: str) -> Mapping[str, str] | None:
-        """Give the headers of an object; None if there is none."""
+        """Return the headers of an object; None if there is none."""
         reply = self.request("HEAD", f"/{bucket}/{key}").expect(200, 404)
         return reply.headers if reply.status == 200 else None
 
@@ -206,7 +206,7 @@ def sign(
     headers: Mapping[str, str],
     body: bytes,
 ) -> dict[str, str]:
-    """Give *headers* with what Signature Version 4 adds; *target* and *query* as they are sent."""
+    """Return *headers* and what Signature Version 4 adds; *target*, *query* as they are sent."""
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     day = now[:8]
     digest = hashlib.sha256(body).hexdigest()

@@ -76,7 +76,7 @@ class GoProgram:
 
     @property
     def binary(self) -> Path:
-        """Say where the user's cache has it, built or not."""
+        """Return its path in the user's cache, built or not."""
         name = self.package.rpartition("/")[2]
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Path(cache) / "kvio" / "servers" / f"{name}-{self.version}" / name
@@ -105,7 +105,7 @@ def chosen() -> list[str]:
 
 
 def resolve(name: str) -> str:
-    """Say which server ``auto`` is here; any other name is itself.
+    """Return which server ``auto`` is here; any other name is itself.
 
     Raises:
         NoServerError: there is none.
@@ -122,7 +122,7 @@ def resolve(name: str) -> str:
 
 
 def given() -> Endpoint:
-    """Give the server that the environment names; credentials as the AWS tools read them.
+    """Return the server that the environment names; credentials as the AWS tools read them.
 
     Raises:
         ServerError: a variable is missing.
@@ -144,7 +144,7 @@ def given() -> Endpoint:
 
 
 def build(name: str) -> Path:
-    """Give the binary of a server written in Go, built if the user's cache has none.
+    """Return the binary of a server written in Go, built if the user's cache has none.
 
     Of several processes one builds and the others wait; a build that dies leaves no binary.
 
@@ -311,7 +311,7 @@ class _Starting:
         return {**kept, **home, "PYTHONUNBUFFERED": "1", **credentials}
 
     def _wait(self, process: subprocess.Popen[bytes], port: int) -> str | None:
-        """Give the URL when the server answers, None when it ended."""
+        """Return the URL when the server answers, None when it ended."""
         deadline = time.monotonic() + START_S
         while True:
             url = self._listens(port)
@@ -355,7 +355,7 @@ def free_port() -> int:
 
 
 def answers(endpoint: Endpoint) -> bool:
-    """Tell whether a server is ready, and is not somebody else's: those know other keys."""
+    """Return whether a server is ready, and is not somebody else's: those know other keys."""
     from tests.s3.rawsig import RawS3  # it imports this module
 
     try:

@@ -7,7 +7,7 @@ from typing import Final, Literal, SupportsIndex, overload
 import pytest
 
 import kvio
-from kvio.s3 import trailers
+from kvio.backends.s3 import body
 from tests.s3.failing import BUCKET, PREFIX, open_faulty
 from tests.s3.faulty import FaultyServer
 from tests.s3.libraries import LIBRARIES
@@ -37,7 +37,7 @@ def test_an_object_longer_than_any_memory_is_refused_by_name(
     library: str, layout: Literal["block", "plain"], faulty: FaultyServer
 ) -> None:
     """A server that says 1 TiB is not asked for 1 TiB; what else is there can be read."""
-    ends = {"block": trailers.make("", "huge", TiB - 64, None), "plain": b"z" * 64}
+    ends = {"block": body.make("", "huge", TiB - 64, None), "plain": b"z" * 64}
     faulty.put(BUCKET, f"{PREFIX}/huge", Sparse(ends[layout]))
     with open_faulty(library, faulty, {"layout": layout}) as store:
         store.write_block("small", b"abc")

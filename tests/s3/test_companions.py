@@ -17,8 +17,8 @@ from functools import partial
 
 import pytest
 
-from kvio.s3.companions import DetachableThreads
-from kvio.s3.conditions import ErrorKind, RequestFailed
+from kvio.backends.s3.errors import ErrorKind, RequestFailed
+from kvio.backends.s3.timeouts import DetachableThreads
 from tests.s3.libraries import LIBRARIES, open_s3
 from tests.s3.servers import Endpoint
 
@@ -184,8 +184,8 @@ def test_a_program_exits_after_its_abandoned_calls() -> None:
     """Exit waits a short time, because native code must not return during shutdown."""
     program = """
 import sys, threading
-from kvio.s3.companions import DetachableThreads
-from kvio.s3.conditions import RequestFailed
+from kvio.backends.s3.timeouts import DetachableThreads
+from kvio.backends.s3.errors import RequestFailed
 
 printed = threading.Event()
 

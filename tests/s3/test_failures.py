@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 import kvio
-from kvio.s3.conditions import AMBIGUOUS, ERRORS, RETRYABLE, ErrorKind
+from kvio.backends.s3.errors import AMBIGUOUS, ERRORS, RETRYABLE, ErrorKind
 from tests.s3.failing import (
     BRISK,
     ONE_REQUEST,

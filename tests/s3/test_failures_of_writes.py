@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 import kvio
-from kvio.s3.conditions import ErrorKind
+from kvio.backends.s3.errors import ErrorKind
 from tests.s3.failing import (
     BUCKET,
     ENDS_UNTOLD,

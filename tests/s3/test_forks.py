@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 
 import kvio
+from kvio.backends.s3.client import Objects
+from kvio.backends.s3.options import S3Options
 from kvio.registry import load_backend
-from kvio.s3.objects import Objects
-from kvio.s3.options import S3Options
 from kvio.testing.payloads import payload
 from kvio.testing.sharing import runs_in_child
 from kvio.url import Secret

@@ -9,9 +9,9 @@ import pytest
 
 import kvio
 from kvio import MiB
-from kvio.s3 import companions
-from kvio.s3.conditions import RequestFailed
-from kvio.s3.options import S3Options
+from kvio.backends.s3 import timeouts as companions
+from kvio.backends.s3.errors import RequestFailed
+from kvio.backends.s3.options import S3Options
 from kvio.types import Cancellation
 from kvio.url import Secret
 from tests.posix.gate import wait_until_ended
@@ -76,7 +76,7 @@ class GivenUpMeanwhile:
 def test_an_abandoned_call_publishes_nothing(faulty: FaultyServer) -> None:
     """After each part it checks for a cancellation."""
     require("s3+torch")
-    from kvio.backends import s3_torch
+    from kvio.backends.s3 import torch as s3_torch
 
     endpoint, cancel = faulty.endpoint, Cancellation()
     options = S3Options(

@@ -13,7 +13,7 @@ import pytest
 
 import kvio
 from kvio import ConfigError, KiB, MiB
-from kvio.s3.options import S3Options, is_loopback, options_from_url
+from kvio.backends.s3.options import S3Options, is_loopback, options_from_url
 from kvio.url import Secret, StoreURL, parse_url, typed_options
 
 #: A prefix of 823 characters.

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import kvio
-from kvio.s3.conditions import ERRORS, ErrorKind
+from kvio.backends.s3.errors import ERRORS, ErrorKind
 from tests.s3.faulty import FaultyServer
 from tests.s3.libraries import open_s3, require
 from tests.s3.servers import Endpoint
@@ -27,7 +27,7 @@ BODY = bytes(range(250)) * 4
 
 require(LIBRARY)
 
-from kvio.backends import s3_s3dlio  # noqa: E402  # its library may be missing
+from kvio.backends.s3 import s3dlio as s3_s3dlio  # noqa: E402  # its library may be missing
 
 #: Verb, key, and what the failure means.
 FAILURES = [
@@ -135,7 +135,7 @@ def ask(
 
 @pytest.fixture(scope="module")
 def asked() -> Iterator[tuple[FaultyServer, dict[tuple[str, str], Any]]]:
-    """Give the server, and what became of every call in FAILURES."""
+    """Yield the server, and the outcome of every call in FAILURES."""
     with FaultyServer() as server:
         for verb, key, kind in FAILURES:
             if kind is not ErrorKind.MISSING and not verb.startswith("write"):

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 import kvio
-from kvio.s3.options import options_from_url
+from kvio.backends.s3.options import options_from_url
 from tests.s3.failing import (
     BUCKET,
     HASTY,

@@ -15,8 +15,8 @@ import pytest
 
 import kvio
 from kvio import MiB
-from kvio.s3.conditions import ERRORS, ErrorKind
-from kvio.s3.options import S3Options
+from kvio.backends.s3.errors import ERRORS, ErrorKind
+from kvio.backends.s3.options import S3Options
 from kvio.url import Secret
 from tests.s3.failing import unfinished
 from tests.s3.faulty import FaultyServer
@@ -29,7 +29,7 @@ BODY = bytes(range(250)) * 4
 
 require(LIBRARY)
 
-from kvio.backends import s3_torch  # noqa: E402  # its library may be missing
+from kvio.backends.s3 import torch as s3_torch  # noqa: E402  # its library may be missing
 
 READS = [
     ("none", ErrorKind.MISSING),
@@ -67,7 +67,7 @@ WRITES = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[FaultyServer]:
-    """Give one server that misbehaves: each new address is one more client for good."""
+    """Yield one server that misbehaves: each new address is one more client for good."""
     with FaultyServer() as faulty:
         yield faulty
 

@@ -33,7 +33,7 @@ def nothing_open() -> Iterator[None]:
 
 @pytest.fixture
 def keep(nothing_open: None) -> Iterator[Callable[[SharedFile], SharedFile]]:  # noqa: ARG001
-    """Give a function that has a handle closed when the test is over."""
+    """Yield a function that has a handle closed when the test is over."""
     handles: list[SharedFile] = []
 
     def later(handle: SharedFile) -> SharedFile:
@@ -48,7 +48,7 @@ def keep(nothing_open: None) -> Iterator[Callable[[SharedFile], SharedFile]]:  #
 
 @pytest.fixture
 def create(keep: Callable[[SharedFile], SharedFile], disk_path: Path) -> Create:
-    """Give `SharedFile.create` for names in a fresh directory, where nothing has to be durable."""
+    """Return `SharedFile.create` for names in a fresh directory, where nothing is durable."""
 
     def make(name: str, size: int, **options: Any) -> SharedFile:
         options.setdefault("durability", "visible")
@@ -59,7 +59,7 @@ def create(keep: Callable[[SharedFile], SharedFile], disk_path: Path) -> Create:
 
 @pytest.fixture
 def join(keep: Callable[[SharedFile], SharedFile], disk_path: Path) -> Create:
-    """Give `SharedFile.open` for names in the same directory."""
+    """Return `SharedFile.open` for names in the same directory."""
 
     def make(name: str, rank: int | None = None, **options: Any) -> SharedFile:
         return keep(SharedFile.open(disk_path / name, rank, **options))

@@ -56,7 +56,7 @@ def sealed(path: Path) -> Sealed:
 
 
 def random_bytes(nbytes: int, seed: int = 1) -> bytes:
-    """Give bytes that no two cells have alike."""
+    """Return bytes that no two cells have alike."""
     return random.Random(seed).randbytes(nbytes)
 
 
@@ -71,7 +71,7 @@ def names(directory: Path) -> list[str]:
 
 
 def permissions(path: Path) -> int:
-    """Give a file's permission bits."""
+    """Return a file's permission bits."""
     return path.lstat().st_mode & 0o7777
 
 
@@ -103,5 +103,5 @@ def mapped(directory: Path) -> list[str]:
 
 
 def threads() -> set[threading.Thread]:
-    """Give the threads that are alive."""
+    """Return the threads that are alive."""
     return set(threading.enumerate())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvio.sharedfile.coverage import Coverage
+from kvio.sharedfile.writing import Coverage
 
 RANGES = st.tuples(st.integers(0, 60), st.integers(1, 12))
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvio.sharedfile.cutting import Piece, Way, cut, slice_parts
-from kvio.sharedfile.layout import Layout
+from kvio.sharedfile.layout import Layout, Piece, Way, cut, slice_parts
 
 from .strategies import layouts, odd_layouts
 

@@ -63,7 +63,7 @@ class Fault(NamedTuple):
 
 @pytest.fixture
 def root(disk_path: Path) -> Path:
-    """Give an empty directory."""
+    """Return an empty directory."""
     path = disk_path / "root"
     path.mkdir(mode=0o700)
     return path
@@ -71,7 +71,7 @@ def root(disk_path: Path) -> Path:
 
 @pytest.fixture(params=CASES, ids=str)
 def case(request: pytest.FixtureRequest, root: Path) -> Case:
-    """Give every case that the medium can do."""
+    """Return every case that the file system supports."""
     case: Case = request.param
     refusal = kills.need_direct(case, root)
     if refusal:

@@ -15,9 +15,9 @@ import pytest
 
 import kvio
 from kvio._native import faults
-from kvio.sharedfile import SharedFile, steps
-from kvio.sharedfile.map import Map
+from kvio.sharedfile import SharedFile, lifecycle
 from kvio.sharedfile.names import Names
+from kvio.sharedfile.state import SharedState
 from tests.faults.without import passthrough
 from tests.posix import children, mounts, strace
 from tests.sharedfile import kills
@@ -289,17 +289,17 @@ def test_a_map_that_was_opened_by_its_link_is_opened_again(
 ) -> None:
     """A recovery does not take the file from its creator, which has gone on since."""
     path = place / "f"
-    open_map, opened = steps.find_map, list[bool]()
+    open_map, opened = lifecycle.find_shared_state, list[bool]()
     with stopped_creator(path, tmp_path / "log") as creator:
 
-        def slowly(names: Names) -> Map:
-            map_ = open_map(names)
+        def slowly(names: Names) -> SharedState:
+            shared = open_map(names)
             if not opened:
                 opened.append(True)
                 creator.go_on()
-            return map_
+            return shared
 
-        monkeypatch.setattr(steps, "find_map", slowly)
+        monkeypatch.setattr(lifecycle, "find_shared_state", slowly)
         with pytest.raises(kvio.BlockExistsError, match="is being written"):
             SharedFile.recover(path)
         creator.seal()

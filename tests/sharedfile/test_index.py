@@ -33,7 +33,7 @@ def indexes(draw: st.DrawFn) -> Index:
 
 
 def end_of(index: Index) -> tuple[bytes, bytes, int]:
-    """Give table, trailer and the length of the whole file."""
+    """Return table, trailer and the length of the whole file."""
     data = indices.pack(index)
     return (
         data[:-TRAILER_BYTES],

@@ -16,7 +16,7 @@ from .strategies import dealt_layouts, even_layouts, layouts, odd_layouts
 
 
 def owners(layout: Layout) -> list[int]:
-    """Give the rank of every byte, and see that no byte has two."""
+    """Return the rank of every byte, and check that no byte has two."""
     found = [-1] * layout.size
     for rank in range(layout.writers):
         for offset, nbytes in layout.domain(rank):

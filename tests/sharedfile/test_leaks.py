@@ -17,7 +17,7 @@ import pytest
 import kvio
 from kvio import SharedFile
 from kvio._native import faults
-from kvio.sharedfile.map import lock
+from kvio.sharedfile.state import lock
 from kvio.types import KiB, MiB
 from tests.posix import children
 
@@ -75,8 +75,8 @@ def seal():
         print(exc)
 
 
-wait = type(file._map).wait
-type(file._map).wait = lambda *all: (waiting.set(), wait(*all))[1]
+wait = type(file._shared).wait
+type(file._shared).wait = lambda *all: (waiting.set(), wait(*all))[1]
 thread = threading.Thread(target=seal)
 thread.start()
 waiting.wait()
@@ -304,11 +304,11 @@ def test_a_map_that_is_closed_again_closes_nothing(create: Create) -> None:
 
     def work() -> None:
         file = create("file", 100)
-        map_ = file._map
-        assert map_ is not None
+        shared = file._shared
+        assert shared is not None
         file.close()
         before = os.listdir("/proc/self/fd")
-        map_.close()
+        shared.close()
         assert os.listdir("/proc/self/fd") == before
 
     children.in_child(work)
@@ -319,13 +319,13 @@ def test_a_map_that_was_cut_is_an_error_and_no_signal(create: Create, cell: int)
     """A cell beyond its end cannot be noted; the process goes on."""
 
     def work() -> None:
-        map_ = create("file", 2048 * 4096, cell_bytes=4096)._map
-        assert map_ is not None
-        first = -(-map_.plan.cells_at // 4096) * 4096
-        with open(f"/proc/self/fd/{map_.fd}", "r+b") as opened:
+        shared = create("file", 2048 * 4096, cell_bytes=4096)._shared
+        assert shared is not None
+        first = -(-shared.plan.cells_at // 4096) * 4096
+        with open(f"/proc/self/fd/{shared.fd}", "r+b") as opened:
             opened.truncate(first)
         with pytest.raises(kvio.StorageError, match="note progress") as caught:
-            map_.clear((first - map_.plan.cells_at) // 8 + cell)
+            shared.clear((first - shared.plan.cells_at) // 8 + cell)
         assert caught.value.errno == errno.EIO
         os._exit(0)
 

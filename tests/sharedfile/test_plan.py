@@ -39,7 +39,7 @@ PLANS = st.builds(
 
 
 def plan_of(layout: Layout) -> Plan:
-    """Give a plan with one of each choice."""
+    """Return a plan with one of each choice."""
     return Plan(
         file_id=b"f" * 16, boot_id=b"b" * 16, layout=layout, memory_align=512, direct=True,
         checksum=True, durable=False, index=True, replace=False, file_mode=0o440,

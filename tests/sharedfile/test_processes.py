@@ -13,8 +13,8 @@ import pytest
 
 import kvio
 from kvio._native import faults
-from kvio.sharedfile import SharedFile, steps
-from kvio.sharedfile.map import lock as map_lock
+from kvio.sharedfile import SharedFile, lifecycle
+from kvio.sharedfile.state import lock as map_lock
 from tests.sharedfile import kills
 from tests.sharedfile.kills import CASES, WRITERS, Case
 
@@ -24,7 +24,7 @@ LONG_S = 60.0
 
 @pytest.fixture(params=CASES, ids=str)
 def case(request: pytest.FixtureRequest, disk_path: Path) -> Case:
-    """Give every case that the medium can do."""
+    """Return every case that the file system supports."""
     case: Case = request.param
     refusal = kills.need_direct(case, disk_path)
     if refusal:
@@ -288,7 +288,7 @@ def test_a_creator_is_not_robbed_of_its_lock(disk_path: Path) -> None:
             os.read(go, 1)
             return lock(fd, byte, nbytes)
 
-        vars(steps)["lock"] = slowly
+        vars(lifecycle)["lock"] = slowly
         with pytest.raises(kvio.BlockExistsError):
             case.create(path)
 

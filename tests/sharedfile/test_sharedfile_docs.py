@@ -107,7 +107,7 @@ def test_hybrid_takes_the_mode_of_its_table(
 
 
 def _fields(section: str) -> list[tuple[int, int, str]]:
-    """Give offset, length and name of each field in a section's byte table."""
+    """Return offset, length and name of each field in a section's byte table."""
     text = FORMAT.partition(f"\n## {section}")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\w ]+?) \|", text, re.MULTILINE)
     return [(int(at), int(nbytes), name) for at, nbytes, name in rows]

@@ -13,7 +13,7 @@ import pytest
 import kvio
 from kvio import SharedFile
 from kvio._native import faults
-from kvio.sharedfile import sealing, steps
+from kvio.sharedfile import lifecycle
 
 from . import raw
 from .conftest import Create
@@ -73,8 +73,7 @@ def test_without_an_exchange_of_names_a_file_is_replaced_by_a_move(
     disk_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
 ) -> None:
     """As on file systems that have none; an error of the disk is one."""
-    for module in (sealing, steps):
-        monkeypatch.setattr(module, "is_journaled", lambda _: False)
+    monkeypatch.setattr(lifecycle, "is_journaled", lambda _: False)
     path = disk_path / "file"
     path.write_bytes(b"old")
     with SharedFile.create(path, SIZE, if_exists="replace", layout="plain") as file:

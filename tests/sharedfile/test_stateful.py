@@ -106,7 +106,7 @@ class SharedFileMachine(RuleBasedStateMachine):
         return sorted(found, key=lambda cell: cell.offset)
 
     def is_whole(self, cell: Missing) -> bool:
-        """Tell whether all bytes of a cell were written."""
+        """Return whether all bytes of a cell were written."""
         return 0 not in self.written[cell.offset : cell.offset + cell.nbytes]
 
     def forget_parts(self, rank: int) -> None:
@@ -116,7 +116,7 @@ class SharedFileMachine(RuleBasedStateMachine):
                 self.written[cell.offset : cell.offset + cell.nbytes] = bytes(cell.nbytes)
 
     def handle_of(self, rank: int) -> SharedFile:
-        """Give the handle that writes for a rank: its own, or the creator's."""
+        """Return the handle that writes for a rank: its own, or the creator's."""
         if rank in self.handles:
             return self.handles[rank]
         if rank not in self.claimed:

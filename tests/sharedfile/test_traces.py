@@ -68,7 +68,7 @@ class Trace(NamedTuple):
     creator: int
 
     def of(self, *names: str, data: bool = False) -> list[Call]:
-        """Give the calls of a name, in order."""
+        """Return the calls of a name, in order."""
         return [c for c in self.calls if c.name in names and (c.about_data or not data)]
 
     @property

@@ -378,15 +378,15 @@ def test_only_what_the_kernel_took_is_counted(
 def test_every_cell_that_becomes_whole_wakes_who_waits(create: Create) -> None:
     """A waiting seal hears of it at once, not when it looks again."""
     with create("file", 5 * 8 * KiB, cell_bytes=8 * KiB) as file:
-        assert file._map is not None
+        assert file._shared is not None
         for number in range(5):
-            before = file._map.progress()
+            before = file._shared.progress()
             file.pwrite(bytes(8 * KiB - 1), number * 8 * KiB)
-            part = file._map.progress()
+            part = file._shared.progress()
             file.pwrite(b"x", (number + 1) * 8 * KiB - 1)
 
             assert part == before
-            assert file._map.progress() != before
+            assert file._shared.progress() != before
         file.seal()
 
 

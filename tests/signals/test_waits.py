@@ -16,7 +16,7 @@ from typing import NoReturn
 import pytest
 
 import kvio
-from kvio.executor import Executor
+from kvio.core.executor import Executor
 from tests.posix.gate import GateBackend, backend_of, install
 from tests.signals.programs import Traced
 
@@ -195,7 +195,7 @@ except kvio.UnsupportedError as exc:
 file.pwrite(bytes(1 << 20), 0)
 for _ in range(2):
     try:
-        doubted = file._map.must_reread
+        doubted = file._shared.must_reread
         file.seal()
         break
     except Stop:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from kvio import BlockSizeError, ConfigError, KiB, StoreClosedError, UnsupportedError
-from kvio.buffers import total_bytes
-from kvio.wrappers.staging.device import DeviceMemory
-from kvio.wrappers.staging.extents import Span
-from kvio.wrappers.staging.memory import flat_parts, open_memory
+from kvio.core.buffers import total_bytes
+from kvio.staging.allocator import Span
+from kvio.staging.device import DeviceMemory
+from kvio.staging.memory import flat_parts, open_memory
 
 PAGE = 4096
 CAPACITY = 256 * KiB
@@ -24,7 +24,7 @@ NBYTES = 7 * PAGE + 1001
 
 
 def noise(nbytes: int, seed: int = 1) -> bytes:
-    """Give bytes that are the same every time."""
+    """Return bytes that are the same every time."""
     return np.random.default_rng(seed).bytes(nbytes)
 
 
@@ -186,7 +186,7 @@ class DevicePromises:
             memory.fill(own, [memoryview(noise(4 * PAGE, n))], checksum=False)
         hanging = [True]
         with memory.lend(spans[0]) as lent:
-            memory.doubt(lent, lambda: hanging[0])
+            memory.quarantine(lent, lambda: hanging[0])
         for n in range(1, 9):
             with memory.lend(spans[n], timeout=60) as other:
                 assert b"".join(other) == noise(4 * PAGE, n)

@@ -10,10 +10,10 @@ from typing import Any
 import kvio
 from kvio import MiB
 from kvio.abc import Backend
+from kvio.staging.draining import SMALL_BYTES
 from kvio.testing.fakes import ForwardingBackend, WrappedStore
 from kvio.types import Cancellation, IfExists, Level, Parts
 from kvio.url import StoreURL
-from kvio.wrappers.staging.draining import SMALL_BYTES
 
 LONG_S = 60.0
 SOON_S = 0.02
@@ -127,15 +127,15 @@ class Held:
     """A callback that takes its time."""
 
     def __init__(self) -> None:
-        self.entered, self._gate = threading.Event(), threading.Event()
+        self.entered, self._tier_state = threading.Event(), threading.Event()
 
     def __call__(self, _: object) -> None:
         self.entered.set()
-        assert self._gate.wait(LONG_S)
+        assert self._tier_state.wait(LONG_S)
 
     def let_go(self) -> None:
         """Let it end."""
-        self._gate.set()
+        self._tier_state.set()
 
 
 def begin(call: Callable[[], object]) -> threading.Thread:

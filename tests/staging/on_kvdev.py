@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kvio import BlockSizeError, StorageError, TransientStorageError, UnsupportedError
-from kvio.wrappers.staging.device import DeviceMemory
-from kvio.wrappers.staging.extents import Span
-from kvio.wrappers.staging.memory import flat_parts, open_memory
+from kvio.staging.allocator import Span
+from kvio.staging.device import DeviceMemory
+from kvio.staging.memory import flat_parts, open_memory
 
 from . import kvdev
 from .device_promises import CAPACITY, NBYTES, PAGE, SPANS, DevicePromises, noise, room

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from kvio import ConfigError, KiB, UnsupportedError
-from kvio.wrappers.staging import StagingTier
-from kvio.wrappers.staging.device import DeviceMemory
-from kvio.wrappers.staging.memory import flat_parts, open_memory
-from kvio.wrappers.staging.options import TierOptions
+from kvio.staging import StagingTier
+from kvio.staging.device import DeviceMemory
+from kvio.staging.memory import flat_parts, open_memory
+from kvio.staging.options import TierOptions
 
 from .device_promises import CAPACITY, NBYTES, SPANS, DevicePromises, noise
 from .hung import Hung
@@ -149,7 +149,7 @@ def test_a_device_without_memory_of_its_own_is_refused() -> None:
 def test_torch_is_not_imported_for_host_memory() -> None:
     """Who stages in host memory does not pay for torch, installed or not."""
     code = (
-        "import sys; from kvio.wrappers.staging.memory import open_memory;"
+        "import sys; from kvio.staging.memory import open_memory;"
         "open_memory('host', 4096); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

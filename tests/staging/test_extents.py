@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from kvio import ConfigError
-from kvio.wrappers.staging.extents import Extents, Span, _Runs
+from kvio.staging.allocator import Extents, Span, _Runs
 
 PAGE = 4096
 PAGES = 48

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvio.wrappers.staging.extents import Span
-from kvio.wrappers.staging.fences import Fences
-from kvio.wrappers.staging.host import Fence
+from kvio.staging.allocator import Span
+from kvio.staging.device import Fences
+from kvio.staging.host import Fence
 
 BYTES = 16
 

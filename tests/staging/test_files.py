@@ -165,7 +165,7 @@ def test_files_may_be_dropped_at_any_time(tier: kvio.StagingTier) -> None:
     returned(tier)
 
     assert tier.stats().used_bytes == PAGE
-    assert tier._ledger.room.open_bytes == 0
+    assert tier._ledger.allocator.open_bytes == 0
 
 
 def test_the_file_of_a_key_that_is_closed_last_wins(
@@ -205,7 +205,7 @@ def test_a_taken_key_is_refused_when_a_file_is_opened_or_closed(
     assert file.closed
     assert file.receipt is None
     assert tier.stats().used_bytes == PAGE
-    assert tier._ledger.room.open_bytes == 0
+    assert tier._ledger.allocator.open_bytes == 0
     assert bytes(tier.read_block("k")) == b"faster"
 
 
@@ -222,7 +222,7 @@ def test_a_key_that_was_stored_meanwhile_is_refused_when_a_file_is_closed(
 
     assert file.receipt is None
     assert tier.stats().used_bytes == 0
-    assert tier._ledger.room.open_bytes == 0
+    assert tier._ledger.allocator.open_bytes == 0
     assert store.wrapper.peek("k") == b"faster"
 
 
@@ -341,7 +341,7 @@ def test_a_file_does_what_a_file_in_memory_does(
         assert file.receipt.checksum == _native.crc32c(expected)
         assert store.wrapper.peek("k") == expected
         assert tier.stats().used_bytes == 0
-        assert tier._ledger.room.open_bytes == 0
+        assert tier._ledger.allocator.open_bytes == 0
     assert os.listdir(tmp_path) == []
 
 

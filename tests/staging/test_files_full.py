@@ -311,7 +311,7 @@ def test_a_copy_that_fails_gives_its_room_back(
     with pytest.raises(kvio.StorageError, match="lost"), file:
         file.write(bytes(20_000))
 
-    assert tier.stats().used_bytes == tier._ledger.room.open_bytes == 0
+    assert tier.stats().used_bytes == tier._ledger.allocator.open_bytes == 0
     assert not tier.contains("k")
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 import kvio
+from kvio.staging.allocator import Extents
+from kvio.staging.ledger import Ledger
+from kvio.staging.pending import Entry
+from kvio.staging.receipts import OpenReceipt, TierState
 from kvio.types import Level
-from kvio.wrappers.staging.extents import Extents
-from kvio.wrappers.staging.ledger import Ledger
-from kvio.wrappers.staging.pending import Entry
-from kvio.wrappers.staging.receipts import Gate, OpenReceipt
 from tests.inside import wait_until_inside
 from tests.staging.medium import LONG_S, open_medium, staged
 
@@ -22,21 +22,21 @@ PAGE = 4096
 @pytest.fixture
 def ledger() -> Iterator[Ledger]:
     """A ledger of 16 pages that gives up at the first failure; in the end it has them all."""
-    ledger = Ledger(Gate(Level.DURABLE), Extents(16 * PAGE), retries=0, release=lambda _: None)
+    ledger = Ledger(TierState(Level.DURABLE), Extents(16 * PAGE), retries=0, release=lambda _: None)
     yield ledger
     fail_all(ledger)
     for entry in list(ledger.failed.values()):
         ledger.discard(entry.receipt)
-    assert ledger.room.used_bytes == 0
+    assert ledger.allocator.used_bytes == 0
 
 
 def _next(ledger: Ledger) -> Entry | None:
-    return ledger.lanes.start() if ledger.lanes.peek() is not None else None
+    return ledger.key_queues.start() if ledger.key_queues.peek() is not None else None
 
 
 def stage(ledger: Ledger, key: str) -> OpenReceipt:
     """Accept a block of a page."""
-    spans = ledger.room.take(PAGE)
+    spans = ledger.allocator.reserve(PAGE)
     assert spans is not None
     ledger.filling += 1
     return ledger.commit(key, spans, nbytes=PAGE, checksum=None, if_exists="replace")
@@ -59,7 +59,7 @@ def test_failures_of_some_are_driven_alone(ledger: Ledger) -> None:
     assert isinstance(theirs.error, kvio.StorageError)
     assert [entry.receipt for entry in ledger.failed.values()] == [theirs]
     assert ledger.unreported == [theirs]
-    assert ledger.room.stuck_bytes == PAGE
+    assert ledger.allocator.stuck_bytes == PAGE
     assert ledger.retry_failed([ours]) == []
 
 
@@ -96,12 +96,12 @@ def test_drains_begin_at_the_high_mark_and_end_at_the_low_one(
     with staged(open_medium(), 10 * PAGE, drain_from="high_water", **marks) as tier:
         ledger = tier._ledger
         filled = []
-        while ledger.room.used_bytes < begin * PAGE:
+        while ledger.allocator.used_bytes < begin * PAGE:
             filled.append(ledger.wanted())
             stage(ledger, f"k{len(filled)}")
         while ledger.wanted() and (entry := _next(ledger)) is not None:
             tier._drains._drain([entry])
-        used_bytes = ledger.room.used_bytes
+        used_bytes = ledger.allocator.used_bytes
         tier._drains.start()  # closing the tier drains what is left
 
         assert not any(filled)
@@ -122,9 +122,9 @@ def test_pages_are_not_put_back_to_use_while_the_system_takes_them() -> None:
         events.append("released")
 
     thread = threading.Thread(target=grow)
-    ledger = Ledger(Gate(Level.DURABLE), Extents(16 * PAGE), retries=0, release=release)
+    ledger = Ledger(TierState(Level.DURABLE), Extents(16 * PAGE), retries=0, release=release)
     ledger.shrink(PAGE)
     thread.join(LONG_S)
 
     assert events == ["released", "grown"]
-    assert ledger.room.capacity_bytes == 16 * PAGE
+    assert ledger.allocator.capacity_bytes == 16 * PAGE

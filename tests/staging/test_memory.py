@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvio import BlockSizeError, ConfigError, MiB, OutOfMemoryError, StoreClosedError
-from kvio.wrappers.staging.extents import Extents, Span
-from kvio.wrappers.staging.host import HostMemory
-from kvio.wrappers.staging.memory import flat_parts, open_memory
-from kvio.wrappers.staging.pieces import cut_spans, pairs
+from kvio.staging.allocator import Extents, Span
+from kvio.staging.host import HostMemory, cut_spans, pairs
+from kvio.staging.memory import flat_parts, open_memory
 from tests.limited import at_most
 
 from .device_promises import noise
@@ -41,7 +40,7 @@ def scattered(extents: Extents, nbytes: int) -> tuple[Span, ...]:
 
 @pytest.fixture(params=["private", "shared"])
 def memory(request: pytest.FixtureRequest) -> Iterator[HostMemory]:
-    """Give 1 MiB of host memory of each kind."""
+    """Yield 1 MiB of host memory of each kind."""
     memory = HostMemory(MiB, shared=request.param == "shared")
     yield memory
     memory.close()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from kvio import ConfigError, MiB, OutOfMemoryError
-from kvio.wrappers.staging.extents import Span
-from kvio.wrappers.staging.host import HostMemory
-from kvio.wrappers.staging.memory import StagingMemory
+from kvio.staging.allocator import Span
+from kvio.staging.host import HostMemory
+from kvio.staging.memory import StagingMemory
 
 from .device_promises import noise
 
@@ -23,7 +23,7 @@ PAGE = 4096
 
 
 def address_of(view: memoryview) -> int:
-    """Give the address of a writable view."""
+    """Return the address of a writable view."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
@@ -60,7 +60,7 @@ def rss_bytes() -> int:
 
 @pytest.fixture(params=["private", "shared"])
 def memory(request: pytest.FixtureRequest) -> Iterator[HostMemory]:
-    """Give 1 MiB of host memory of each kind."""
+    """Yield 1 MiB of host memory of each kind."""
     memory = HostMemory(MiB, shared=request.param == "shared")
     yield memory
     memory.close()

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from kvio import KiB, MiB, StorageError, UnsupportedError
-from kvio.wrappers.staging.device import SEGMENT_BYTES, PinnedMemory
-from kvio.wrappers.staging.extents import Span
-from kvio.wrappers.staging.memory import open_memory
+from kvio.staging.allocator import Span
+from kvio.staging.device import SEGMENT_BYTES, PinnedMemory
+from kvio.staging.memory import open_memory
 
 from .device_promises import noise
 from .test_pages import address_of, resident_bytes

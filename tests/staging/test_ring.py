@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import kvio
+from kvio.staging.device import Ring
+from kvio.staging.host import HostMemory
 from kvio.types import Parts
-from kvio.wrappers.staging.host import HostMemory
-from kvio.wrappers.staging.ring import Ring
 from tests.inside import wait_until_inside
 
 from .medium import LONG_S
@@ -28,10 +28,10 @@ def ring(*, patience_s: float = LONG_S) -> Ring:
     return Ring(HostMemory(PAGES * PAGE), patience_s=patience_s)
 
 
-def leave_in_doubt(ring: Ring, nbytes: int, hanging: list[int]) -> Parts:
+def leave_quarantined(ring: Ring, nbytes: int, hanging: list[int]) -> Parts:
     """Lend to a call that is given up and hangs as long as the list has something."""
     with ring.lend(nbytes, timeout=0) as parts:
-        ring.doubt(parts, lambda: bool(hanging))
+        ring.quarantine(parts, lambda: bool(hanging))
     return parts
 
 
@@ -63,7 +63,7 @@ def test_it_is_bounded() -> None:
 def test_bytes_under_a_call_that_hangs_stay() -> None:
     """Its pages are not lent again before it has ended; then they are."""
     lender, hanging = ring(), [1]
-    kept = leave_in_doubt(lender, 4 * PAGE, hanging)
+    kept = leave_quarantined(lender, 4 * PAGE, hanging)
     places = {address_of(part) for part in kept}
     with lender.lend(4 * PAGE, timeout=0) as parts, lender.lend(4 * PAGE, timeout=0) as more:
         assert places.isdisjoint(map(address_of, [*parts, *more]))
@@ -76,10 +76,10 @@ def test_bytes_under_a_call_that_hangs_stay() -> None:
 
 
 def test_calls_that_hang_never_have_more_than_two_rings() -> None:
-    """Others go on with as much as is in doubt; then they are told why there is no room."""
+    """Others go on with as much as is quarantined; then an error says why there is no room."""
     lender, hanging = ring(), [1]
     for _ in range(4):
-        leave_in_doubt(lender, 4 * PAGE, hanging)
+        leave_quarantined(lender, 4 * PAGE, hanging)
     assert lender.lent_bytes == 16 * PAGE
     with (
         pytest.raises(kvio.StorageTimeoutError, match=f"{16 * PAGE} bytes are kept for calls"),
@@ -92,11 +92,11 @@ def test_calls_that_hang_never_have_more_than_two_rings() -> None:
         assert lender.lent_bytes == PAGE
 
 
-def test_who_has_no_limit_is_told_when_all_is_in_doubt() -> None:
+def test_who_has_no_limit_is_refused_when_all_is_quarantined() -> None:
     """Such calls may hang for ever, and a wait for them ends."""
     lender, hanging = ring(patience_s=0.01), [1]
     for _ in range(2):
-        leave_in_doubt(lender, PAGES * PAGE, hanging)
+        leave_quarantined(lender, PAGES * PAGE, hanging)
     with (
         pytest.raises(kvio.StorageTimeoutError, match="still hang"),
         lender.lend(20 * PAGE),
@@ -108,7 +108,7 @@ def test_who_waits_goes_on_when_nothing_hangs_any_more() -> None:
     """Nobody tells the ring: it asks."""
     lender, hanging = ring(), [1]
     for _ in range(2):
-        leave_in_doubt(lender, PAGES * PAGE, hanging)
+        leave_quarantined(lender, PAGES * PAGE, hanging)
     got: list[int] = []
 
     def take() -> None:
@@ -124,9 +124,9 @@ def test_who_waits_goes_on_when_nothing_hangs_any_more() -> None:
 
 
 def test_a_wait_for_a_call_that_does_not_hang_has_no_limit() -> None:
-    """Memory that will be given back is waited for, however much of the ring is in doubt."""
+    """Memory that will be given back is waited for, however much of the ring is quarantined."""
     lender, hanging = ring(patience_s=0.0), [1]
-    leave_in_doubt(lender, 6 * PAGE, hanging)
+    leave_quarantined(lender, 6 * PAGE, hanging)
     got: list[int] = []
 
     def take() -> None:
@@ -166,12 +166,12 @@ class Borrowers(RuleBasedStateMachine):
         self.loans.append((stack, parts, self.mark))
 
     @precondition(lambda self: self.loans)
-    @rule(which=st.integers(0, 99), in_doubt=st.booleans())
-    def end(self, which: int, in_doubt: bool) -> None:  # noqa: FBT001
+    @rule(which=st.integers(0, 99), quarantined=st.booleans())
+    def end(self, which: int, quarantined: bool) -> None:  # noqa: FBT001
         stack, parts, mark = self.loans.pop(which % len(self.loans))
         hanging = [1]
-        if in_doubt:
-            self.ring.doubt(parts, lambda: bool(hanging))
+        if quarantined:
+            self.ring.quarantine(parts, lambda: bool(hanging))
             self.hung.append((hanging, parts, mark))
         stack.close()
 
@@ -203,10 +203,10 @@ TestBorrowers = Borrowers.TestCase
 TestBorrowers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_what_is_in_doubt_counts_against_who_wants_more_than_the_rest() -> None:
+def test_what_is_quarantined_counts_against_who_wants_more_than_the_rest() -> None:
     """Three pages of four, of which two may be looked at: only the end of those calls helps."""
     lender, hanging = Ring(HostMemory(4 * PAGE), patience_s=0.01), [1]
-    leave_in_doubt(lender, 2 * PAGE, hanging)
+    leave_quarantined(lender, 2 * PAGE, hanging)
     with (
         pytest.raises(kvio.StorageTimeoutError, match="still hang"),
         lender.lend(3 * PAGE),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvio.wrappers.staging.extents import Span
-from kvio.wrappers.staging.segments import Segments
+from kvio.staging.allocator import Segments, Span
 
 PAGE = 4096
 SEGMENT = 4 * PAGE

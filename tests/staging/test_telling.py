@@ -10,12 +10,12 @@ import pytest
 
 import kvio
 from kvio import KiB, MiB
+from kvio.staging.daemon.pending_writes import PendingWrites
+from kvio.staging.daemon.protocol import Driven, Failed, Stored
+from kvio.staging.daemon.server import Session
+from kvio.staging.daemon.sockets import Peer
+from kvio.staging.receipts import OpenReceipt, TierState, resolve
 from kvio.types import IOMode, Level
-from kvio.wrappers.staging.daemon.book import Book
-from kvio.wrappers.staging.daemon.messages import Driven, Failed, Stored
-from kvio.wrappers.staging.daemon.sessions import Session
-from kvio.wrappers.staging.daemon.sockets import Peer
-from kvio.wrappers.staging.receipts import Gate, OpenReceipt, resolve
 from tests.staging.medium import LONG_S, Held, begin, disk_error, open_medium, staged
 from tests.staging.test_tier_full import Writer
 
@@ -112,7 +112,7 @@ def session() -> Iterator[Session]:
 @pytest.fixture
 def receipt() -> OpenReceipt:
     """A write's."""
-    return OpenReceipt(Gate(Level.DURABLE), "k", nbytes=4, checksum=None, sequence=1)
+    return OpenReceipt(TierState(Level.DURABLE), "k", nbytes=4, checksum=None, sequence=1)
 
 
 def test_a_client_is_not_told_of_a_failure_that_is_history(
@@ -151,18 +151,18 @@ def test_a_client_is_told_that_a_write_is_driven_again(
 def test_a_client_that_closes_has_told_everybody() -> None:
     """What follows the last write's end may still ask the daemon for something."""
     held = Held()
-    book = Book(Gate(Level.DURABLE), "/daemon")
-    receipt = book.accept("k", 4, checksum=None, sequence=1)
+    pending_writes = PendingWrites(TierState(Level.DURABLE), "/daemon")
+    receipt = pending_writes.accept("k", 4, checksum=None, sequence=1)
     receipt.add_done_callback(held)
     event = Stored(1, False, 4, None, Level.DURABLE, IOMode.MEMORY, False, "")
-    teller = begin(lambda: book.hear(event))
+    teller = begin(lambda: pending_writes.hear(event))
     assert held.entered.wait(LONG_S)
-    assert book.wait(1, LONG_S)
-    assert not book.wait_told(0.0)
+    assert pending_writes.wait(1, LONG_S)
+    assert not pending_writes.wait_told(0.0)
     held.let_go()
     teller.join(LONG_S)
 
-    assert book.wait_told(LONG_S)
+    assert pending_writes.wait_told(LONG_S)
 
 
 def test_what_is_held_back_meanwhile_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_what_is_held_back_meanwhile_is_not_given(monkeypatch: pytest.MonkeyPatc
             locked.append(lock._is_owned())  # type: ignore[attr-defined]
             return True
 
-        monkeypatch.setattr(tier._ledger.room, "_held", [()])
+        monkeypatch.setattr(tier._ledger.allocator, "_quarantined", [()])
         monkeypatch.setattr(tier._drains, "hanging", hanging)
         tier._drains._look_at_held()
         monkeypatch.undo()

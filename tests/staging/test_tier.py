@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import kvio
+from kvio.staging.pending import Progress
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
 from kvio.types import BlockStatus, IfExists
-from kvio.wrappers.staging.progress import Progress
 from tests.staging.medium import LONG_S, Medium, open_medium, staged
 
 PAGE = 4096

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import kvio
+from kvio.staging.daemon.client import DaemonTier
 from kvio.testing.fakes import WrappedStore
 from kvio.types import MiB
-from kvio.wrappers.staging.daemon.client import DaemonTier
 from tests.limited import at_most
 from tests.staging.medium import LONG_S, SOON_S, Medium, disk_error, open_medium, staged
 
@@ -53,7 +53,7 @@ class Writer(threading.Thread):
         return self
 
     def end(self) -> kvio.StagedReceipt:
-        """Give the receipt."""
+        """Return the receipt."""
         self.join(LONG_S)
         assert self.receipt is not None, self.error
         return self.receipt

@@ -205,7 +205,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule()
     def discard(self) -> None:
-        """Give up what has failed: the store's block, if any, is seen again."""
+        """Discard what has failed: the store's block, if any, is visible again."""
         for receipt in self.tier.failed:
             if self.tier.discard(receipt):
                 stored = self.medium.peek(receipt.key)

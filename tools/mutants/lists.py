@@ -56,7 +56,7 @@ class Equivalent:
     reason: str
 
     def matches(self, mutant: Mutant) -> bool:
-        """Tell whether *mutant* is one of these."""
+        """Return whether *mutant* is one of these."""
         return (
             mutant.path == self.path
             and mutant.line == self.line

@@ -21,14 +21,14 @@ AREAS: Final = {
     "C core": ("src/kvio/_native", (".c", ".h")),
     "posix": ("src/kvio/backends/posix", (".py",)),
     "sharedfile": ("src/kvio/sharedfile", (".py",)),
-    "staging": ("src/kvio/wrappers/staging", (".py",)),
+    "staging": ("src/kvio/staging", (".py",)),
     "connectors": ("src/kvio/connectors", (".py",)),
 }
 #: Declarations without code (a changed one does not compile or changes nothing), a table of
 #: numbers that a generator wrote, what cffi writes, and modules of others that are imitated.
 SKIPPED: Final = ("kvio.cdef.h", "crc32c_tables.h", "_core.c", "stand_ins")
 #: Imported only when it is used; tests of these skip without torch.
-NEED_TORCH: Final = ("src/kvio/connectors/torch_dcp/", "src/kvio/wrappers/staging/device.py")
+NEED_TORCH: Final = ("src/kvio/connectors/torch_dcp/", "src/kvio/staging/device.py")
 NATIVE: Final = Path("src/kvio/_native")
 EXTENSION: Final = NATIVE / "_core.abi3.so"
 _COPIED: Final = (
@@ -60,7 +60,7 @@ def sources(root: Path) -> list[str]:
 
 @cache
 def _lacking(root: Path, path: str) -> bool:
-    """Tell whether a file needs a module that is not installed: its tests skip."""
+    """Return whether a file needs a module that is not installed: its tests skip."""
     if path.startswith(NEED_TORCH):
         return find_spec("torch") is None
     if not path.endswith(".py") or not (root / path).exists():

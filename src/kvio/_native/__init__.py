@@ -22,6 +22,10 @@ from_buffer: Final[Any] = ffi.from_buffer
 new: Final[Any] = ffi.new
 release: Final[Any] = ffi.release
 NULL: Final[Any] = ffi.NULL
+lib.kvio_add_functions()
+#: Runs one operation of python.c; returns the count of a read that succeeded, else the fields of
+#: an `ops.Answer` and whether it lacked a descriptor. `signals.reraise` is due after it.
+run_one: Final[Any] = _core.run_one
 
 #: No descriptor is left: in the process, or in the system.
 EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)
@@ -29,6 +33,7 @@ EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)
 os.register_at_fork(after_in_child=lib.kvio_forget_spare)
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_SMALL_PAGE: Final = 4096
 _PARTS: Final[Any] = ffi.typeof("kvio_part[]")
 _MPOL_BIND: Final = 2
 _MAX_NODES: Final = 1024
@@ -245,6 +250,8 @@ def drop_cache(fd: int) -> None:
 class Memory:
     """Aligned memory of our own, not zeroed, freed with this object; *cdata* is its address.
 
+    Memory that is aligned to small pages is pooled: see pool.c.
+
     Raises:
         MemoryError: there is none.
     """
@@ -252,10 +259,12 @@ class Memory:
     __slots__ = ("cdata", "nbytes")
 
     def __init__(self, nbytes: int, alignment: int) -> None:
-        base = lib.kvio_alloc(nbytes, alignment)
+        pooled = alignment == _SMALL_PAGE
+        base = (lib.kvio_pool_alloc if pooled else lib.kvio_alloc)(nbytes, alignment)
         if base == ffi.NULL:
             raise MemoryError(f"cannot allocate {nbytes} bytes")
-        self.cdata = ffi.gc(ffi.cast("uint8_t *", base), lib.kvio_free, nbytes)
+        free = lib.kvio_pool_free if pooled else lib.kvio_free
+        self.cdata = ffi.gc(ffi.cast("uint8_t *", base), free, nbytes)
         self.nbytes = nbytes
 
     def view(self) -> memoryview:

@@ -49,9 +49,11 @@ def inject(
     fault = ffi.new("kvio_fault *", (sites()[site], nth, times, error, cut))
     with _lock:
         _active.append(fault)
+        lib.kvio_set_fault(fault)
     try:
         yield fault
     finally:
         with _lock:
             _active.remove(fault)
+            lib.kvio_set_fault(current_fault())
             _over.append(fault)

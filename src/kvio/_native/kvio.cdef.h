@@ -301,6 +301,19 @@ int kvio_read_one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fau
 		  size_t bounce_bytes, kvio_leaf_table *leaves, kvio_dir *dir, uint32_t mode,
 		  const char *name, void *base, size_t nbytes, kvio_op *op);
 
+/* The arguments that all calls for one block of a store share, for run_one() in python.c. */
+typedef struct {
+	kvio_call *call;
+	kvio_io_counters *counters;
+	kvio_leaf_table *leaves;
+	int reads;
+} kvio_one;
+
+/* Add run_one() to the extension module; -1: that failed, and Python said why. */
+int kvio_add_functions(void);
+/* The fault of calls of run_one() that begin from now on; NULL: none. */
+void kvio_set_fault(kvio_fault *fault);
+
 /* One large block by several threads: begin, ranges concurrently, then end. */
 int kvio_write_begin(kvio_call *call, kvio_op *op);
 int kvio_write_range(kvio_call *call, const kvio_op *op, uint64_t start,
@@ -328,6 +341,11 @@ int kvio_drop_cache(int fd);
 /* Memory. */
 void *kvio_alloc(size_t nbytes, size_t align);
 void kvio_free(void *base);
+/* Page-aligned memory of blocks: what is freed is kept, KVIO_POOL_BYTES at most, and taken
+ * again, on the NUMA node where it was freed.  align: 4096. */
+#define KVIO_POOL_BYTES 67108864
+void *kvio_pool_alloc(size_t nbytes, size_t align);
+void kvio_pool_free(void *base);
 
 /* Staging memory.  A copy ends with the shorter list and returns the checksum of the bytes
  * copied; handlers of signals may run after every KVIO_COPIED_AT_ONCE bytes of

@@ -13,11 +13,16 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from kvio._native import NULL, LeafTable, Memory, ffi, from_buffer, lib, new, release
-from kvio._native.faults import current_fault
+from kvio._native import (
+    NULL,
+    LeafTable,
+    ffi,
+    from_buffer,
+    lib,
+    new,
+)
 from kvio._native.signals import raised, reraise
 
-_OP: Final[Any] = ffi.typeof("kvio_op *")
 _OPS: Final[Any] = ffi.typeof("kvio_op[]")
 _PARTS: Final[Any] = ffi.typeof("kvio_part[]")
 
@@ -119,12 +124,6 @@ class Ops:
         op.flags, op.site = self.flags | (op.flags & lib.KVIO_OP_UNFIT), 0
         op.status = -errno.ECANCELED  # until it is tried
 
-    def run_again(self, function: Any, call: Any, index: int) -> int:
-        """Run one operation again and return its status."""
-        self.begin_again(index)
-        self.run(function, call, index, index + 1)
-        return int(self.ops[index].status)
-
     def leaf(self, index: int) -> int:
         """Return the number of the directory of a key's hash."""
         return int(self.ops[index].key_hash[0])
@@ -184,36 +183,27 @@ class IOCounters:
             lib.kvio_leave(self.cdata, ops.ops, ops.count)
 
 
-def read_answer(op: Any) -> Answer:
-    """Return the answer of an operation."""
-    return Answer(
-        op.status, op.site, op.crc, op.flags, op.existed, op.mode_taken, op.done, op.block_nbytes,
-        op.file_nbytes, op.mtime_ns,
-    )  # fmt: skip
+class One:
+    """What calls of `run_one` for the single blocks of a store share; *address* is a ``kvio_one``.
+
+    Args:
+        call: the settings, a ``kvio_call *``, which is updated.
+        leaf_table: hashes keys; None: names are file names in directories.
+        reads: they read; else they write.
+    """
+
+    __slots__ = ("_keep", "address", "call")
+
+    def __init__(
+        self, call: Any, counters: IOCounters, leaf_table: LeafTable | None, *, reads: bool
+    ) -> None:
+        self.call = call
+        leaves = NULL if leaf_table is None else leaf_table.cdata
+        one = new("kvio_one *", (call, counters.cdata, leaves, reads))
+        self._keep = (one, counters, leaf_table)
+        self.address = address(one)
 
 
-def run_one(
-    function: Any,
-    call: Any,
-    counters: IOCounters,
-    bounce: Memory | None,
-    leaf_table: LeafTable | None,
-    kept: Any,
-    mode: int,
-    name: bytes,
-    part: memoryview,
-) -> Any:
-    """Run ``kvio_write_one`` or ``kvio_read_one``, and return the operation."""
-    op = new(_OP)
-    view = from_buffer(part)
-    room, room_bytes = (NULL, 0) if bounce is None else (bounce.cdata, bounce.nbytes)
-    try:
-        function(
-            call, counters.cdata, current_fault(), room, room_bytes,
-            NULL if leaf_table is None else leaf_table.cdata, kept, mode, name, view, len(part), op,
-        )  # fmt: skip
-    finally:
-        release(view)
-    if raised:
-        reraise()
-    return op
+def address(pointer: Any) -> int:
+    """Return the address in a pointer, for `run_one`."""
+    return int(ffi.cast("uintptr_t", pointer))

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from kvio._native import crc32c
 from kvio.abc import Backend, RawBlock
-from kvio.buffers import scatter
+from kvio.core.buffers import scatter
 from kvio.errors import (
     BlockExistsError,
     BlockNotFoundError,

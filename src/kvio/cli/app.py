@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 import kvio
-from kvio.cli import blocks, checks, experiments, media, placement, shared, staging
+from kvio.cli import bench, blocks, checks, media, placement, shared, staging
 from kvio.cli.output import INTERRUPTED, complain, forget_stdout, guarded
 
 _EPILOG: Final = """\b
@@ -74,24 +74,24 @@ def _register(commands: Sequence[tuple[str, Callable[..., None], str]]) -> None:
 _register(
     (
         *(*media.COMMANDS, *blocks.COMMANDS, *checks.COMMANDS),
-        *(*experiments.COMMANDS, *staging.COMMANDS, *placement.COMMANDS),
+        *(*bench.COMMANDS, *staging.COMMANDS, *placement.COMMANDS),
     )
 )
-app.add_typer(experiments.experiment, name="experiment")
+bench.register_moved(app)
 app.add_typer(shared.shared, name="shared")
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], typer_app: typer.Typer = app, name: str = "kvio") -> int:
     """Run one command line and return its exit status; user errors raise nothing."""
     signal.signal(signal.SIGTERM, _terminated)
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(typer_app)
     try:
         status: Any = command.main(
-            list(arguments) or ["--help"], prog_name="kvio", standalone_mode=False
+            list(arguments) or ["--help"], prog_name=name, standalone_mode=False
         )
         sys.stdout.flush()
     except _UsageError as exc:
-        return complain(f"{exc.format_message().rstrip('.')}; try: {_path_of(exc)} --help")
+        return complain(f"{exc.format_message().rstrip('.')}; try: {_path_of(exc, name)} --help")
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BrokenPipeError:
@@ -99,10 +99,10 @@ def run(arguments: Sequence[str]) -> int:
     return int(status or 0)
 
 
-def _path_of(exc: Any) -> str:
+def _path_of(exc: Any, name: str) -> str:
     """Return the name of the command that was used wrongly."""
     context = getattr(exc, "ctx", None)
-    return "kvio" if context is None else str(context.command_path)
+    return name if context is None else str(context.command_path)
 
 
 def _terminated(number: int, _frame: FrameType | None) -> NoReturn:

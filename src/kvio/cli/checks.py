@@ -22,7 +22,7 @@ from kvio.cli.output import (
     parse_duration,
     print_line,
 )
-from kvio.quarantine import open_directory
+from kvio.core.damage import open_directory
 
 
 def verify(

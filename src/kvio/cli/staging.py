@@ -17,10 +17,10 @@ from kvio.cli.output import (
     parse_duration,
     print_line,
 )
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.daemon.sockets import name_of
+from kvio.staging.options import TierOptions
 from kvio.url import parse_size
-from kvio.wrappers.staging.daemon.naming import name_of
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.options import TierOptions
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -125,8 +125,8 @@ def stage_daemon(
 
 
 def _announce(daemon: StageDaemon) -> None:
-    capacity = format_bytes(daemon.custody.memory.capacity_bytes)
-    print_line(f"staging {name_of(daemon.custody.store.url)} at {daemon.path}: {capacity}")
+    capacity = format_bytes(daemon.core.memory.capacity_bytes)
+    print_line(f"staging {name_of(daemon.core.store.url)} at {daemon.path}: {capacity}")
     sys.stdout.flush()
 
 

@@ -7,21 +7,20 @@ the kernel.
 
 from __future__ import annotations
 
+from kvio.filesystem.sysfs import format_cpulist, parse_cpulist
 from kvio.placement.applying import (
     Applied,
     Verification,
     applied,
+    memory_node,
     pin,
     place_memory,
+    thread_placer,
     verify,
 )
-from kvio.placement.cpulist import format_cpulist, parse_cpulist
 from kvio.placement.devices import Location
-from kvio.placement.plan import MapBy, Memory, Order
-from kvio.placement.pools import memory_node, thread_placer
-from kvio.placement.reading import Core
-from kvio.placement.slots import Placement, Slot
-from kvio.placement.topology import CpuGroup, Topology
+from kvio.placement.plan import MapBy, Memory, Order, Placement, Slot
+from kvio.placement.topology import Core, CpuGroup, Topology
 
 __all__ = [
     "Applied",

@@ -1,25 +1,243 @@
-"""Find the NUMA nodes of the devices below a path."""
+"""Find the NUMA nodes of GPUs, network cards and the devices below a path."""
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Self
 
-from kvio.filesystem.layers import (
+from kvio.filesystem.mounts import (
     DEEPEST,
     MEMORY_FILE_SYSTEMS,
+    Mount,
     block_at,
     block_of_number,
     blocks_named,
     place_of,
 )
-from kvio.filesystem.mounts import Mount
-from kvio.filesystem.sysfs import Tree
-from kvio.placement.cpulist import parse_number
-from kvio.placement.network import NETWORK_FILE_SYSTEMS, interfaces_of
+from kvio.filesystem.sysfs import Tree, parse_number
+
+_DRIVER: Final = "/proc/driver/nvidia/gpus"
+_BOUND: Final = "/sys/bus/pci/drivers/nvidia"
+_PCI: Final = "/sys/bus/pci/devices"
+_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]").fullmatch
+_UUID: Final = re.compile(r"^GPU UUID:\s*(\S+)", re.MULTILINE)
+_NUMBER: Final = re.compile(r"[0-9]{1,4}").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class CudaNames:
+    """The two environment variables that define the numbers of CUDA devices.
+
+    Attributes:
+        order: ``CUDA_DEVICE_ORDER``; unless ``PCI_BUS_ID``, CUDA numbers the fastest GPU first
+            and only CUDA knows which that is.
+        visible: the entries of ``CUDA_VISIBLE_DEVICES``, or None: all.
+    """
+
+    order: str | None = None
+    visible: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self:
+        """Read the variables."""
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            return cls(environment.get("CUDA_DEVICE_ORDER"))
+        entries = (entry.strip() for entry in visible.split(","))
+        # What comes after an entry that names nothing is not seen either.
+        names = tuple(itertools.takewhile(lambda name: name not in ("", "-1"), entries))
+        return cls(environment.get("CUDA_DEVICE_ORDER"), names)
+
+
+def locate_cuda(tree: Tree, index: int, names: CudaNames) -> Location:
+    """Find the node of a CUDA device without starting CUDA.
+
+    By torch, where the process has CUDA running in it already; by the driver's list where that is
+    numbered as the environment says; and where all GPUs are on one node, it is that.
+    """
+    what = f"cuda:{index}"
+    asked = _address_by_torch(index) if tree.is_system else None
+    if asked is not None:
+        return location_of(what, [_gpu(tree, asked)])
+    addresses = gpu_addresses(tree)
+    if not addresses:
+        return Location((), f"{what}: no GPU of the NVIDIA driver is seen here")
+    if _is_hidden(index, names, len(addresses)):
+        return Location((), f"{what}: this process sees no such device ({len(addresses)} GPUs)")
+    address = _address_by_names(tree, index, names, addresses)
+    if address is not None:
+        return location_of(what, [_gpu(tree, address)])
+    found = location_of(f"{what}: one of", (_gpu(tree, address) for address in addresses))
+    if len(found.nodes) == 1:
+        return found
+    return Location(
+        (),
+        f"{found.why}; which one is known if CUDA_DEVICE_ORDER=PCI_BUS_ID is set, "
+        "or if torch uses CUDA before",
+    )
+
+
+def gpu_addresses(tree: Tree) -> tuple[str, ...]:
+    """Return the PCI addresses of the GPUs, ascending; in a container those it may use."""
+    for directory in (_DRIVER, _BOUND):
+        found = tuple(filter(_ADDRESS, map(str.lower, tree.names(directory))))
+        if found:
+            return found
+    return ()
+
+
+def _gpu(tree: Tree, address: str) -> Device:
+    directory = tree.real(f"{_PCI}/{address}")
+    return Device(address, None if directory is None else node_above(tree, directory))
+
+
+def _is_hidden(index: int, names: CudaNames, gpus: int) -> bool:
+    return index >= (gpus if names.visible is None else len(names.visible))
+
+
+def _address_by_names(
+    tree: Tree, index: int, names: CudaNames, addresses: tuple[str, ...]
+) -> str | None:
+    """Use PCI order where CUDA does, or a UUID in CUDA_VISIBLE_DEVICES."""
+    name = str(index) if names.visible is None else names.visible[index]
+    if _NUMBER(name):
+        by_bus = names.order == "PCI_BUS_ID" and int(name) < len(addresses)
+        return addresses[int(name)] if by_bus else None
+    matching = [address for address, uuid in _uuids(tree, addresses) if uuid.startswith(name)]
+    return matching[0] if name.startswith("GPU-") and len(matching) == 1 else None
+
+
+def _uuids(tree: Tree, addresses: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for address in addresses:
+        match = _UUID.search(tree.text(f"{_DRIVER}/{address}/information") or "")
+        if match is not None:
+            yield address, match[1]
+
+
+def _address_by_torch(index: int) -> str | None:
+    """Ask torch for the PCI address, if it has started CUDA in this process."""
+    torch: Any = sys.modules.get("torch")
+    return None if torch is None else address_by(torch, index)
+
+
+def address_by(torch: Any, index: int) -> str | None:
+    """Return a PCI address from torch; None if CUDA is not started or torch is too old."""
+    if not torch.cuda.is_initialized() or index >= torch.cuda.device_count():
+        return None
+    properties = torch.cuda.get_device_properties(index)
+    try:
+        domain, bus = properties.pci_domain_id, properties.pci_bus_id
+        return f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
+    except AttributeError:
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Find the network devices that a network file system may use.
+
+
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "afs", "9p", "gfs2", "ocfs2"}
+)
+_NET: Final = "/sys/class/net"
+_RDMA: Final = "/sys/class/infiniband"
+_SERVER: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3}){3})(?:[@:,]|$)").match
+_IS_UP: Final = 0x1  # RTF_UP
+_REJECTS: Final = 0x200  # RTF_REJECT
+_DEEPEST: Final = 8  # bonds of VLANs of bridges
+
+
+@dataclass(frozen=True, slots=True)
+class Interfaces:
+    """Network devices by their directories in sysfs.
+
+    Attributes:
+        directories: of the devices, or of those they are made of.
+        all_used: traffic goes through all of them; else through some, nobody knows which.
+        why: how they were found.
+    """
+
+    directories: tuple[str, ...]
+    all_used: bool
+    why: str
+
+
+def interfaces_of(tree: Tree, mount: Mount) -> Interfaces:
+    """Find the devices by the route to the server; else return all candidates."""
+    if "@o2ib" in mount.source or (mount.option("proto") or "").startswith("rdma"):
+        return Interfaces(_rdma(tree), False, "the RDMA devices")
+    server = _server_of(mount)
+    name = None if server is None else _route(tree.text("/proc/net/route") or "", server)
+    if name is not None:
+        return Interfaces(tuple(_cards(tree, f"{_NET}/{name}", 0)), True, f"by {name}")
+    return Interfaces(_physical(tree), False, "the network devices that are up")
+
+
+def _server_of(mount: Mount) -> ipaddress.IPv4Address | None:
+    match = _SERVER(mount.option("addr") or mount.source)
+    try:
+        return None if match is None else ipaddress.IPv4Address(match[1])
+    except ValueError:
+        return None
+
+
+def _route(table: str, server: ipaddress.IPv4Address) -> str | None:
+    """Return the interface with the longest prefix, as ip-route(8) does; ignore malformed lines.
+
+    The table has addresses as hexadecimal numbers of the machine's own byte order.
+    """
+    address = int.from_bytes(server.packed, sys.byteorder)
+    best: tuple[int, int, str] | None = None
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        try:
+            name, target, mask = fields[0], int(fields[1], 16), int(fields[7], 16)
+            flags, metric = int(fields[3], 16), int(fields[6])
+        except (IndexError, ValueError):
+            continue
+        if address & mask == target and flags & _IS_UP and not flags & _REJECTS:
+            found = (-mask.bit_count(), metric, name)
+            best = found if best is None else min(best, found)
+    return None if best is None else best[2]
+
+
+def _cards(tree: Tree, link: str, depth: int) -> Iterator[str]:
+    """Yield the devices that a bond, bridge or VLAN is made of, or the device itself."""
+    directory = tree.real(link)
+    if directory is None or depth > _DEEPEST:
+        return
+    lower = [name for name in tree.names(directory) if name.startswith("lower_")]
+    if not lower:
+        yield directory
+    for name in lower:
+        yield from _cards(tree, f"{directory}/{name}", depth + 1)
+
+
+def _physical(tree: Tree) -> tuple[str, ...]:
+    found = (tree.real(f"{_NET}/{name}") for name in tree.names(_NET))
+    return tuple(
+        directory
+        for directory in found
+        if directory is not None
+        and tree.real(f"{directory}/device") is not None
+        and (tree.text(f"{directory}/operstate") or "").strip() != "down"
+    )
+
+
+def _rdma(tree: Tree) -> tuple[str, ...]:
+    found = (tree.real(f"{_RDMA}/{name}") for name in tree.names(_RDMA))
+    return tuple(directory for directory in found if directory is not None)
+
+
+# --------------------------------------------------------------------------------------------------
+# Find the NUMA nodes of the devices below a path.
+
 
 _CONTROLLER: Final = re.compile(r"nvme[0-9]+").fullmatch
 

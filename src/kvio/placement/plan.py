@@ -1,15 +1,99 @@
-"""Assign slots to units (cores, caches, nodes, sockets) in order, with memory near them."""
+"""Assign slots (CPUs and a memory node) to threads and processes, and explain the choice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
-from typing import Final, Literal, TypeAlias
+from itertools import chain, groupby, zip_longest
+from typing import Final, Literal, TypeAlias, get_args
 
+from kvio.errors import ConfigError
+from kvio.filesystem.sysfs import format_cpulist
 from kvio.placement.devices import Location
-from kvio.placement.reading import Core
-from kvio.placement.topology import Topology
+from kvio.placement.topology import Core, Topology, check_near
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for one thread or process.
+
+    Attributes:
+        cpus: where it may run, ascending, at least one.
+        node: whose memory it should take; None: unknown, or not asked for.
+    """
+
+    cpus: tuple[int, ...]
+    node: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A wish for the places of slots, for any machine; `slots` applies it to one.
+
+    Attributes:
+        map_by: what a slot is bound to: one core, or all cores of an L3 cache, of a NUMA node or
+            of a socket.
+        order: ``pack`` gives a unit as many slots as it has cores before the next one gets any;
+            ``spread`` gives each unit one slot in turn. When every core has a slot, both begin
+            again.
+        near: ``path:…`` or ``cuda:N``: units nearer to that device come first. Where its node is
+            unknown, nothing is guessed, and `explain` says why.
+        memory: ``local`` and ``bind`` give a slot the memory node that is nearest to its CPUs.
+            ``interleave`` deals pages over all memory nodes, so that no slot has one.
+    """
+
+    map_by: MapBy = "core"
+    order: Order = "pack"
+    near: str | None = None
+    memory: Memory | None = None
+
+    def __post_init__(self) -> None:
+        _check("map_by", self.map_by, get_args(MapBy))
+        _check("order", self.order, get_args(Order))
+        if self.memory is not None:
+            _check("memory", self.memory, get_args(Memory))
+        if self.near is not None:
+            check_near(self.near)
+
+    def slots(self, topology: Topology, n: int) -> tuple[Slot, ...]:
+        """Return the slots of *n* threads or processes, the same for the same machine.
+
+        Slots have usable CPUs only, and memory nodes that have memory and are allowed. No core is
+        given to two slots more than to another core. Nothing is read but, for *near*, the tree
+        that the topology came from.
+        """
+        return tuple(Slot(unit.cpus, node) for unit, node in self._plan(topology, n).places)
+
+    def explain(self, topology: Topology, n: int) -> str:
+        """Return lines that explain the slots, and what to do if a wish is not met."""
+        wish = f"{n} {'slot' if n == 1 else 'slots'} by {self.map_by}, {self.order}"
+        wish += f", near {self.near}" if self.near is not None else ""
+        wish += f", memory {self.memory}" if self.memory is not None else ""
+        lines = explanation(self._plan(topology, n), self.map_by, self.order, self.memory)
+        return "\n".join(map(one_line, [wish, *lines]))
+
+    def _plan(self, topology: Topology, n: int) -> Plan:
+        if n < 1:
+            raise ConfigError(f"slots: at least 1, not {n}")
+        return make_plan(
+            topology,
+            n,
+            map_by=self.map_by,
+            order=self.order,
+            near=self.near,
+            memory=self.memory,
+        )
+
+
+def _check(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        *most, last = (f"'{choice}'" for choice in choices)
+        raise ConfigError(f"{name} must be {', '.join(most)} or {last}, not {value!r:.80}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Assign slots to units (cores, caches, nodes, sockets) in order, with memory near them.
+
 
 MapBy: TypeAlias = Literal["core", "l3", "numa", "socket"]
 Order: TypeAlias = Literal["pack", "spread"]
@@ -161,3 +245,143 @@ def _memory_node(topology: Topology, unit: Unit) -> int | None:
 def _number(core: Core) -> tuple[tuple[bool, int], ...]:
     parts = (core.package, core.node, core.l3, core.cpus[0])
     return tuple((part is None, part or 0) for part in parts)
+
+
+# --------------------------------------------------------------------------------------------------
+# Explain a plan: what was chosen, why, and what to do if a wish is not met.
+
+
+def explanation(plan: Plan, map_by: MapBy, order: Order, memory: Memory | None) -> Iterator[str]:
+    """Yield one line each for the machine, the device, the slots and problems."""
+    yield f"usable: {usable(plan.topology)}"
+    if plan.near is not None:
+        yield f"near: {plan.near.why}"
+    yield from _slots(plan)
+    if memory == "interleave":
+        yield f"memory: interleaved over {_names('node', plan.topology.memory_nodes)}"
+    for note in _notes(plan, map_by, order, memory):
+        yield f"note: {note}"
+
+
+def one_line(text: str) -> str:
+    """Escape characters that cannot be printed: paths and mounts may have any."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def usable(topology: Topology) -> str:
+    """Describe the part of a machine that may be used."""
+    cpus, online = len(topology.cpus), len(topology.online)
+    count = f"{cpus}" if cpus == online else f"{cpus} of {online} online"
+    return (
+        f"{count} CPUs ({_list(topology.cpus)}): {_many(len(topology.cores), 'core')}, "
+        f"{_many(len(topology.numa), 'node')}, {_many(len(topology.packages), 'socket')}"
+    )
+
+
+def _slots(plan: Plan) -> Iterator[str]:
+    numbered = enumerate(plan.places)
+    for (unit, node), run in groupby(numbered, key=lambda item: item[1]):
+        indices = [index for index, _ in run]
+        name = "slots" if len(indices) > 1 else "slot"
+        memory = "" if node is None else f", memory of node {node}"
+        yield f"{name} {_list(indices)}: CPUs {_list(unit.cpus)} ({_where(unit)}){memory}"
+
+
+def _where(unit: Unit) -> str:
+    distance = "" if unit.distance is None else f", distance {unit.distance}"
+    return f"{_names('socket', unit.packages)}, {_names('node', unit.nodes)}{distance}"
+
+
+def _notes(plan: Plan, map_by: MapBy, order: Order, memory: Memory | None) -> Iterator[str]:
+    topology = plan.topology
+    yield from _about_near(plan)
+    yield from _about_units(plan, map_by, order)
+    if len(topology.cpus) < len(topology.online):
+        yield (
+            f"CPUs {_list(set(topology.online) - set(topology.cpus))} are online and outside this "
+            "thread's mask: its cpuset, taskset or mpirun's binding keeps them away"
+        )
+    cores = len(topology.cores)
+    if len(plan.places) > cores:
+        most = -(-len(plan.places) // cores)
+        yield f"{_many(cores, 'core')} for {len(plan.places)} slots: up to {most} share a core"
+    if memory is not None:
+        yield from _about_memory(plan, memory)
+    for remark in topology.remarks:
+        yield f"taken as unknown: {remark}"
+
+
+def _about_near(plan: Plan) -> Iterator[str]:
+    if plan.near is None:
+        return
+    if not plan.near.nodes and len(plan.topology.numa) > 1:
+        yield (
+            "near is without effect, as that node is unknown; if you know it, keep the process "
+            "there with numactl --cpunodebind=NODE"
+        )
+    elif plan.near.nodes and all(unit.distance is None for unit in plan.units):
+        yield "near is without effect: the kernel reports no distance to a usable CPU"
+    elif plan.near.nodes and not set(plan.units[0].nodes) & set(plan.near.nodes):
+        yield (
+            f"node {_list(plan.near.nodes)} has no CPU that may be used; the nearest that has is "
+            f"{_names('node', plan.units[0].nodes)}"
+        )
+
+
+def _about_units(plan: Plan, map_by: MapBy, order: Order) -> Iterator[str]:
+    topology = plan.topology
+    if not topology.nodes:
+        yield "the kernel reports no NUMA nodes"
+    elif len(topology.numa) == 1:
+        yield "all usable CPUs are on one node: near and far are the same here"
+    if len(plan.units) == 1 and order == "spread":
+        yield f"there is one unit by {map_by}, so that spread is the same as pack"
+    if map_by == "l3" and any(core.l3 is None for core in topology.cores):
+        yield "CPUs without a known L3 cache are grouped by node"
+    if map_by == "numa" and any(core.node is None for core in topology.cores):
+        yield "CPUs without a known node are grouped"
+    if map_by == "socket" and any(core.package is None for core in topology.cores):
+        yield "CPUs without a known socket are grouped"
+
+
+def _about_memory(plan: Plan, memory: Memory) -> Iterator[str]:
+    topology = plan.topology
+    if memory == "interleave":
+        bare = set(topology.memory_nodes) - {group.number for group in topology.numa}
+        if bare:
+            yield (
+                f"nodes {_list(bare)} have memory but no usable CPU (it may be a GPU's, or far): "
+                "interleaving takes it too"
+            )
+        return
+    for unit, node in dict.fromkeys(plan.places):
+        where = _names("node", unit.nodes)
+        if node is None:
+            yield _no_memory_node(unit, topology)
+        elif unit.nodes != (node,):
+            yield f"{where} is not a node whose memory may be taken; nearest is node {node}"
+
+
+def _no_memory_node(unit: Unit, topology: Topology) -> str:
+    cpus = f"CPUs {_list(unit.cpus)}"
+    if not topology.memory_nodes:
+        return f"{cpus} have no memory node: the kernel reports none that may be used"
+    if len(unit.nodes) > 1:
+        several = _names("node", unit.nodes)
+        return f"{cpus} have no one memory node, being on {several}: map by numa, l3 or core"
+    return f"{cpus} have no memory node: their distances are unknown"
+
+
+def _names(kind: str, numbers: Iterable[int | None]) -> str:
+    known = [number for number in numbers if number is not None]
+    if not known:
+        return f"{kind} unknown"
+    return f"{kind}{'s' if len(known) > 1 else ''} {_list(known)}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return format_cpulist(numbers) or "none"

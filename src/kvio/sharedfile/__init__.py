@@ -2,7 +2,6 @@
 
 from kvio.sharedfile.file import SharedFile
 from kvio.sharedfile.layout import Extent, Missing
-from kvio.sharedfile.planning import SharedFileOptions
-from kvio.sharedfile.status import SharedFileStatus
+from kvio.sharedfile.opening import SharedFileOptions, SharedFileStatus
 
 __all__ = ["Extent", "Missing", "SharedFile", "SharedFileOptions", "SharedFileStatus"]

@@ -9,20 +9,17 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from kvio import exits, forks
-from kvio.buffers import Data
-from kvio.descriptors import retrying
+from kvio.core import lifetime
+from kvio.core.buffers import Data
 from kvio.errors import ConfigError, StoreClosedError, UnsupportedError
-from kvio.sharedfile import opening, ranks, sealing, steps
+from kvio.filesystem.descriptors import retrying
+from kvio.sharedfile import lifecycle, opening, ranks
 from kvio.sharedfile.index import Index
 from kvio.sharedfile.layout import Extent, Layout, Missing
-from kvio.sharedfile.map import CANNOT_WRITE, Map, State
-from kvio.sharedfile.opening import Opened, Path
-from kvio.sharedfile.planning import Mode
-from kvio.sharedfile.reading import Reader, open_checked
-from kvio.sharedfile.status import SharedFileStatus
-from kvio.sharedfile.submitting import Submitter
-from kvio.sharedfile.writing import Writer
+from kvio.sharedfile.opening import AnyPath, Opened, SharedFileStatus
+from kvio.sharedfile.reading import Mode, Reader, open_checked
+from kvio.sharedfile.state import CANNOT_WRITE, SharedState, State
+from kvio.sharedfile.writing import Submitter, Writer
 from kvio.types import MiB, Receipt, Verify
 
 if TYPE_CHECKING:
@@ -54,7 +51,7 @@ class SharedFile:
     def __init__(self, opened: Opened) -> None:
         """Not for users: `create`, `open`, `recover` and `from_comm` make handles."""
         self.path, self.rank = opened.names.path, opened.rank
-        self._names, self._map, self._fd = opened.names, opened.map, opened.fd
+        self._names, self._shared, self._fd = opened.names, opened.map, opened.fd
         self._seals, self._reason, self._verify = opened.seals, opened.reason, opened.verify
         self._submitter = Submitter(opened.io_threads, opened.on_start, self.path)
         self._helpers = Submitter(opened.io_threads, opened.on_start, self.path)
@@ -70,7 +67,7 @@ class SharedFile:
             self._leave_map()
             self._names.close()
             raise
-        forks.watch(self)
+        lifetime.watch_forks(self)
 
     def _begin(self, opened: Opened) -> None:
         if opened.map is None:
@@ -85,7 +82,7 @@ class SharedFile:
 
     @classmethod
     def create(
-        cls, path: Path, size: int, *, writers: int = 1, rank: int | None = None, **options: Any
+        cls, path: AnyPath, size: int, *, writers: int = 1, rank: int | None = None, **options: Any
     ) -> Self:
         """Make a file of *size* bytes for *writers* ranks, and return the handle that seals it.
 
@@ -106,7 +103,7 @@ class SharedFile:
 
     @classmethod
     def from_comm(
-        cls, comm: Intracomm | ProcessGroup, path: Path, size: int, **options: Any
+        cls, comm: Intracomm | ProcessGroup, path: AnyPath, size: int, **options: Any
     ) -> Self:
         """Make a file for the ranks of a communicator on one machine; a collective call.
 
@@ -141,7 +138,7 @@ class SharedFile:
     @classmethod
     def open(
         cls,
-        path: Path,
+        path: AnyPath,
         rank: int | None = None,
         *,
         io_threads: int = 4,
@@ -178,7 +175,7 @@ class SharedFile:
 
     @classmethod
     def recover(
-        cls, path: Path, *, io_threads: int = 4, placement: Placement | None = None
+        cls, path: AnyPath, *, io_threads: int = 4, placement: Placement | None = None
     ) -> Self:
         """Take over a file whose creator has ended, to continue it, seal it or `abort` it.
 
@@ -194,7 +191,7 @@ class SharedFile:
         return retrying(lambda: cls(opening.recover(path, io_threads, placement)))
 
     @classmethod
-    def status(cls, path: Path) -> SharedFileStatus:
+    def status(cls, path: AnyPath) -> SharedFileStatus:
         """Return the state of the file at a path, without opening it to write or recover.
 
         Raises:
@@ -207,7 +204,7 @@ class SharedFile:
     def __del__(self) -> None:
         """Warn that it was not closed, and close it when its queued writes have ended."""
         if not getattr(self, "_closed", "not made"):
-            exits.dropped(self, f"a handle of shared file {self.path!r}", self.close)
+            lifetime.dropped(self, f"a handle of shared file {self.path!r}", self.close)
 
     @property
     def size(self) -> int:
@@ -223,8 +220,8 @@ class SharedFile:
     def mode(self) -> Literal["buffered", "direct"] | None:
         """The I/O mode of writers; None: the file is sealed."""
         self._check_open()
-        map_ = self._map
-        plan = None if map_ is None else map_.plan
+        shared = self._shared
+        plan = None if shared is None else shared.plan
         return None if plan is None else "direct" if plan.direct else "buffered"
 
     @property
@@ -283,7 +280,7 @@ class SharedFile:
         """Return the incomplete cells of a rank or of all, in file order."""
         with self._sight:
             self._check_open()
-            return [] if self._map is None else list(self._map.missing(rank))
+            return [] if self._shared is None else list(self._shared.missing(rank))
 
     def seal(self, timeout: float | None = 0.0) -> Receipt:
         """Publish the whole file under its path; this handle reads it from then on.
@@ -306,11 +303,11 @@ class SharedFile:
                 this handle.
         """
         with self._door:
-            map_ = self._sealing(State.OPEN, State.SEALING, State.FAILED)
+            shared = self._sealing(State.OPEN, State.SEALING, State.FAILED)
             self._submitter.drain()
-            sealing.wait_until_whole(self._names, map_, timeout)
+            lifecycle.wait_until_whole(self._names, shared, timeout)
             self._finish_own()
-            sealed = sealing.seal(self._names, map_, self._fd, reason=self._reason)
+            sealed = lifecycle.seal(self._names, shared, self._fd, reason=self._reason)
             self._read_from(sealed.fd, sealed.index)
             self._leave_map()
             return sealed.receipt
@@ -326,9 +323,9 @@ class SharedFile:
         with self._sight:
             self._sealing(*states).note(State.ABORTED)  # ends a seal that waits
         with self._door:
-            map_ = self._sealing(*states)
+            shared = self._sealing(*states)
             self._stop_own()
-            steps.abort(self._names, map_)
+            lifecycle.abort(self._names, shared)
             self.close()
 
     def pread_into(self, out: Data, offset: int = 0) -> int:
@@ -357,12 +354,12 @@ class SharedFile:
         with self._door:
             if not self._closed:
                 self._closed = "is closed"
-                forks.forget(self)
+                lifetime.forget_forks(self)
                 self._close()
 
     def _close(self) -> None:
         try:
-            if self._map is not None and self._map.state is State.OPEN:
+            if self._shared is not None and self._shared.state is State.OPEN:
                 self._finish_own()
         except BaseException:
             self._submitter.cancel()
@@ -385,7 +382,7 @@ class SharedFile:
         trace: TracebackType | None,
     ) -> None:
         with self._sight:
-            unfinished = self._map is not None and self._map.state is not State.SEALED
+            unfinished = self._shared is not None and self._shared.state is not State.SEALED
         if kind is not None and self._seals and not self._closed and unfinished:
             try:
                 self.abort()
@@ -396,15 +393,15 @@ class SharedFile:
 
     def __repr__(self) -> str:
         with self._sight:
-            state = "sealed" if self._map is None else self._map.state.name.lower()
+            state = "sealed" if self._shared is None else self._shared.state.name.lower()
         what = self._closed or state
         return f"<SharedFile {self.path!r} {what}>"
 
     @property
     def _layout(self) -> Layout:
-        map_ = self._map
-        if map_ is not None:
-            return map_.plan.layout
+        shared = self._shared
+        if shared is not None:
+            return shared.plan.layout
         if self._reader is None:
             raise StoreClosedError(f"this handle of {self.path!r} {self._closed}")
         return self._reader.index.layout
@@ -419,16 +416,16 @@ class SharedFile:
             raise StoreClosedError(f"{self.path!r} {CANNOT_WRITE[State.SEALED]}")
         return self._writer
 
-    def _sealing(self, *states: State) -> Map:
+    def _sealing(self, *states: State) -> SharedState:
         self._check_open()
-        state = State.SEALED if self._map is None else self._map.state
-        if self._map is None or state not in states:
+        state = State.SEALED if self._shared is None else self._shared.state
+        if self._shared is None or state not in states:
             raise StoreClosedError(f"{self.path!r} {CANNOT_WRITE[state]}")
         if not self._seals:
             raise UnsupportedError(
                 f"only the handle that created or recovered {self.path!r} seals or aborts it"
             )
-        return self._map
+        return self._shared
 
     def _finish_own(self) -> None:
         self._submitter.close()
@@ -441,15 +438,15 @@ class SharedFile:
             self._writer.stop()
 
     def _leave_map(self) -> None:
-        if self._map is not None:
+        if self._shared is not None:
             with self._sight:
-                map_, self._map, self._writer = self._map, None, None
-                map_.close()
+                shared, self._shared, self._writer = self._shared, None, None
+                shared.close()
             with suppress(OSError):  # `finish` and `seal` have checked, and an aborted file is gone
                 os.close(self._fd)
 
     def _open_reader(self) -> None:
-        with steps.typed(self._names, "open"):
+        with lifecycle.typed(self._names, "open"):
             fd, index = open_checked(self._names)
         self._read_from(fd, index)
 

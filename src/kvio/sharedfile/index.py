@@ -10,7 +10,7 @@ from typing import Final
 from kvio import _native
 from kvio.errors import ConfigError
 from kvio.sharedfile.layout import Layout
-from kvio.sharedfile.words import pack_words, unpack_words
+from kvio.sharedfile.plan import pack_words, unpack_words
 
 MAGIC: Final = b"KVIOSHF\n"
 VERSION: Final = 1

@@ -1,20 +1,49 @@
-"""The division of a shared file among its writers: pure arithmetic, the same in every process.
-
-The file is cut into *stripes*, each with one writer: one a writer in order (contiguous), or pieces
-of one size dealt out in turn (round-robin). A stripe is cut into *cells*, the pieces whose
-checksums are kept. Cells lie on file blocks, so that only the edges of domains can cut a block.
-"""
+"""The division of a shared file among its writers, and of a write: pure arithmetic."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
+import fcntl
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from itertools import accumulate
 from typing import Final, NamedTuple
 
 from kvio.errors import ConfigError
+
+#: From xfs_fs.h: the geometry of a mounted file system, version 1.
+_XFS_IOC_FSGEOMETRY_V1: Final = 0x80705864
+_XFS_MAGIC: Final = 0x58465342
+_GEOMETRY: Final = struct.Struct("=8I4Q16s2IiIIII4x")
+
+
+def stripe_bytes(dirfd: int, fs_magic: int) -> int:
+    """Return the stripe unit of a directory's file system in bytes; 0: it reports none.
+
+    XFS reports the value of ``mkfs.xfs -d su=`` or of the device. ext4 does not report it.
+    """
+    if fs_magic != _XFS_MAGIC:
+        return 0
+    try:
+        geometry = fcntl.ioctl(dirfd, _XFS_IOC_FSGEOMETRY_V1, bytes(_GEOMETRY.size))
+    except OSError:
+        return 0
+    fields = _GEOMETRY.unpack(geometry)
+    block, unit = fields[0], fields[13]
+    return int(block * unit)
+
+
+# --------------------------------------------------------------------------------------------------
+# The division of a shared file among its writers: pure arithmetic, the same in every process.
+#
+# The file is cut into *stripes*, each with one writer: one a writer in order (contiguous), or
+# pieces of one size dealt out in turn (round-robin). A stripe is cut into *cells*, the pieces
+# whose checksums are kept. Cells lie on file blocks, so that only the edges of domains can cut a
+# block.
+
 
 MAX_WRITERS: Final = 1 << 16
 MAX_BYTES: Final = 1 << 60
@@ -223,3 +252,89 @@ def even_sizes(size: int, writers: int, align: int) -> tuple[int, ...]:
     if last >= 0:
         sizes[last] -= blocks * align - size
     return tuple(sizes)
+
+
+# --------------------------------------------------------------------------------------------------
+# Split a write by stripes and by file blocks that it covers in part; pure functions.
+
+
+class Way(Enum):
+    """The way of a piece to the file."""
+
+    STRAIGHT = "as it is"
+    MERGED = "a file block that this handle has in part: direct I/O writes whole ones"
+    SHARED = "a file block that several writers have bytes in: whoever seals writes it"
+
+
+class Piece(NamedTuple):
+    """A part of a write, inside one stripe, and its way to the file."""
+
+    way: Way
+    stripe: Stripe
+    start: int
+    end: int
+
+
+def cut(layout: Layout, start: int, end: int, *, direct: bool) -> Iterator[Piece]:
+    """Split a write of bytes *start* to *end* into pieces, in file order."""
+    while start < end:
+        stripe = layout.stripe_at(start)
+        stop = min(end, stripe.end)
+        yield from _cut_stripe(layout, stripe, start, stop, direct)
+        start = stop
+
+
+def _cut_stripe(
+    layout: Layout,
+    stripe: Stripe,
+    start: int,
+    end: int,
+    direct: bool,  # noqa: FBT001
+) -> Iterator[Piece]:
+    for way, a, b in _without_shared(layout, start, end):
+        if way is Way.SHARED or not direct:
+            yield Piece(way, stripe, a, b)
+        else:
+            yield from (Piece(*piece) for piece in _edges(layout.align, stripe, a, b))
+
+
+def _without_shared(layout: Layout, start: int, end: int) -> Iterator[tuple[Way, int, int]]:
+    """Split off the blocks with bytes of other writers: at most the first and the last."""
+    align, blocks = layout.align, layout.shared_blocks
+    first = bisect_left(blocks, start // align)
+    while start < end and first < len(blocks) and blocks[first] * align < end:
+        block = blocks[first] * align
+        if start < block:
+            yield Way.STRAIGHT, start, block
+        stop = min(block + align, end)
+        yield Way.SHARED, max(start, block), stop
+        start, first = stop, first + 1
+    if start < end:
+        yield Way.STRAIGHT, start, end
+
+
+def _edges(
+    align: int, stripe: Stripe, start: int, end: int
+) -> Iterator[tuple[Way, Stripe, int, int]]:
+    """Split off blocks that are covered in part."""
+    head = min(-(-start // align) * align, end)
+    tail = max(end // align * align, head)
+    if start < head:
+        yield Way.MERGED, stripe, start, head
+    if head < tail:
+        yield Way.STRAIGHT, stripe, head, tail
+    if tail < end:
+        yield Way.MERGED, stripe, tail, end
+
+
+def slice_parts(parts: Sequence[memoryview], start: int, end: int) -> list[memoryview]:
+    """Return views of bytes *start* to *end* of a gather list."""
+    found = []
+    for part in parts:
+        a, b = max(start, 0), min(end, len(part))
+        if a < b:
+            found.append(part[a:b])
+        start, end = start - len(part), end - len(part)
+        if end <= 0:
+            break
+    return found

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kvio._native import files
 from kvio.errors import ConfigError, storage_error
-from kvio.permissions import make_directory, missing_directories
+from kvio.filesystem.permissions import make_directory, missing_directories
 
 _MAP: Final = ".kvio-map"
 _DATA: Final = ".kvio-data"

@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from kvio import _native
 from kvio.errors import ConfigError
 from kvio.sharedfile.layout import MAX_WRITERS, Layout
-from kvio.sharedfile.words import pack_words, unpack_words
+
+#: 32 or 64 bits a number.
+Width: TypeAlias = Literal["I", "Q"]
+
+
+def pack_words(width: Width, numbers: Sequence[int]) -> bytes:
+    """Encode unsigned integers."""
+    words = array(width, numbers)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
+def unpack_words(width: Width, data: bytes) -> tuple[int, ...]:
+    """Decode unsigned integers; *data* holds a whole number of them."""
+    words = array(width, data)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return tuple(words)
+
+
+# --------------------------------------------------------------------------------------------------
+# The fixed part of a map, which all writers of a shared file share; see docs/format.md.
+
 
 MAGIC: Final = b"KVIOMAP\n"
 VERSION: Final = 2

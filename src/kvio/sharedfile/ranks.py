@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from kvio import errors
 from kvio.errors import ConfigError, KvioError, RankFailedError, UnsupportedError
-from kvio.sharedfile.planning import boot_id
+from kvio.sharedfile.opening import boot_id
 
 T = TypeVar("T")
 #: Characters of a message, or of a key, that are sent to other ranks.

@@ -9,12 +9,21 @@ import stat
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from kvio import _native, threads
+from kvio import _native
 from kvio._native import files
 from kvio.abc import RunAll
-from kvio.buffers import BouncePool, Data, aligned, as_parts, check_memory, scatter, total_bytes
+from kvio.core import threads
+from kvio.core.buffers import (
+    BouncePool,
+    Data,
+    aligned,
+    as_parts,
+    check_memory,
+    scatter,
+    total_bytes,
+)
 from kvio.errors import (
     BlockNotFoundError,
     BlockSizeError,
@@ -25,11 +34,12 @@ from kvio.errors import (
 )
 from kvio.sharedfile import index as indices
 from kvio.sharedfile import sidecar
-from kvio.sharedfile.cutting import slice_parts
 from kvio.sharedfile.index import Index, SealError
+from kvio.sharedfile.layout import slice_parts
 from kvio.sharedfile.names import Names
-from kvio.sharedfile.planning import Mode
 from kvio.types import KiB, MiB, Verify
+
+Mode = Literal["hybrid", "buffered", "direct"]
 
 #: The most pieces of memory in one read: IOV_MAX of Linux.
 _PIECES: Final = 1024

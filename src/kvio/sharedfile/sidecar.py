@@ -15,7 +15,7 @@ from typing import Final
 
 from kvio import _native
 from kvio._native import files
-from kvio.buffers import check_memory
+from kvio.core.buffers import check_memory
 from kvio.sharedfile import index as indices
 from kvio.sharedfile.index import Index, SealError
 from kvio.sharedfile.names import Names

@@ -6,16 +6,20 @@ import errno
 import operator
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from kvio import _native, threads
+from kvio import _native
 from kvio._native import Memory, Template, files
 from kvio.abc import RunAll
-from kvio.buffers import BouncePool, Data, aligned, as_parts, total_bytes
+from kvio.core import threads
+from kvio.core.buffers import BouncePool, Data, aligned, as_parts, total_bytes
+from kvio.core.executor import Executor, Job
 from kvio.errors import (
     BlockExistsError,
     BlockSizeError,
@@ -24,11 +28,100 @@ from kvio.errors import (
     StoreClosedError,
     storage_error,
 )
-from kvio.sharedfile.coverage import Coverage
-from kvio.sharedfile.cutting import Piece, Way, cut, slice_parts
-from kvio.sharedfile.layout import Stripe
-from kvio.sharedfile.map import CANNOT_WRITE, Map
+from kvio.sharedfile.layout import Piece, Stripe, Way, cut, slice_parts
+from kvio.sharedfile.state import CANNOT_WRITE, SharedState
 from kvio.types import MiB
+
+
+class Coverage:
+    """Disjoint half-open ranges, merged where they touch; not thread-safe."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, start: int, end: int) -> tuple[int, int] | None:
+        """Add a non-empty range; or return the range it overlaps, and add nothing."""
+        i = bisect_right(self._starts, start)
+        if i and self._ends[i - 1] > start:
+            return self._starts[i - 1], self._ends[i - 1]
+        if i < len(self._starts) and self._starts[i] < end:
+            return self._starts[i], self._ends[i]
+        joins_left = i > 0 and self._ends[i - 1] == start
+        joins_right = i < len(self._starts) and self._starts[i] == end
+        if joins_left and joins_right:
+            self._ends[i - 1] = self._ends.pop(i)
+            del self._starts[i]
+        elif joins_left:
+            self._ends[i - 1] = end
+        elif joins_right:
+            self._starts[i] = start
+        else:
+            self._starts.insert(i, start)
+            self._ends.insert(i, end)
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# The threads of a handle, with a bound on queued bytes.
+
+
+_QUEUED_BYTES: Final = 256 * MiB
+
+
+class Submitter:
+    """Threads of one handle, started when first needed."""
+
+    def __init__(self, threads: int, on_start: Callable[[int], None] | None, path: str) -> None:
+        self._threads = threads
+        self._path = path
+        self._on_start = on_start
+        self._lock = threading.Lock()
+        self._executor: Executor | None = None
+
+    def submit(self, writer: Writer, data: Data, offset: int) -> Future[int]:
+        """Queue a write; waits while more than 256 MiB are queued."""
+        nbytes = total_bytes(as_parts(data))
+        job = Job(lambda: writer.pwrite(data, offset), nbytes=nbytes, read=False)
+        self._started().submit(job)
+        return job.future
+
+    def run_all(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run tasks on these threads and the caller's; see `Executor.run_all`."""
+        return self._started().run_all(tasks)
+
+    def _started(self) -> Executor:
+        with self._lock:
+            if self._executor is None:
+                self._executor = Executor(
+                    threads=self._threads,
+                    max_queued_bytes=_QUEUED_BYTES,
+                    on_start=self._on_start,
+                    name=f"shared file {self._path!r}",
+                )
+            return self._executor
+
+    def drain(self) -> None:
+        """Wait until no write is queued or running."""
+        if self._executor is not None:
+            self._executor.drain()
+
+    def cancel(self) -> None:
+        """Cancel queued writes and wait for running ones."""
+        if self._executor is not None:
+            self._executor.close(timeout=0.0)
+
+    def close(self) -> None:
+        """Finish queued writes and end the threads."""
+        if self._executor is not None:
+            self._executor.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# Write the domain of a rank, from any thread.
+
 
 #: The C core keeps the end of a bounce buffer for a trailer and its padding.
 _BEYOND_CHUNK = 2 * _native.lib.KVIO_MAX_ALIGN
@@ -67,7 +160,7 @@ class Writer:
 
     def __init__(
         self,
-        map_: Map,
+        shared: SharedState,
         fd: int,
         path: str,
         *,
@@ -76,11 +169,11 @@ class Writer:
         bounces: int,
         run_all: RunAll,
     ) -> None:
-        plan = map_.plan
+        plan = shared.plan
         writers = 1 if rank is None else plan.layout.writers
         self._overlaps = plan.checksum and len(os.sched_getaffinity(0)) >= 2 * writers
         self._run_all = run_all
-        self._map, self._fd, self._path, self._rank = map_, fd, path, rank
+        self._shared, self._fd, self._path, self._rank = shared, fd, path, rank
         self._layout, self._direct = plan.layout, plan.direct
         self._misaligned = plan.layout.align - 1 if plan.direct else 0  # low bits of an offset
         make_template = partial(
@@ -161,15 +254,15 @@ class Writer:
         try:
             if self._ranks:
                 with self._failing(min(self._ranks), "sync"):
-                    self._map.sync(self._fd)
+                    self._shared.sync(self._fd)
         except KvioError:
             raise
         except BaseException:  # the handler of a signal raised it: this may be called again
             self._finished = False
             raise
         for rank in self._ranks:
-            self._map.unlock(rank)
-        self._map.notify()
+            self._shared.unlock(rank)
+        self._shared.notify()
 
     def _check_range(self, offset: int, nbytes: int) -> None:
         if offset < 0 or offset + nbytes > self._layout.size:
@@ -183,8 +276,8 @@ class Writer:
         """Check and register a write; return the stripe that contains it, if one does."""
         if self._closed:
             raise StoreClosedError(f"this handle of {self._path!r} is closed")
-        if not self._map.is_open:
-            raise StoreClosedError(f"{self._path!r} {CANNOT_WRITE[self._map.state]}")
+        if not self._shared.is_open:
+            raise StoreClosedError(f"{self._path!r} {CANNOT_WRITE[self._shared.state]}")
         near = self._near
         if near is None or start < near.stripe.start or end > near.stripe.end:
             self._check_domain(start, end)
@@ -205,7 +298,7 @@ class Writer:
             return None
         last = stripe.end if stripe.end == self._layout.size else stripe.end // align * align
         first = -(-stripe.start // align) * align
-        self._near = _Near(stripe, self._map.c_stripe(stripe), first, last)
+        self._near = _Near(stripe, self._shared.c_stripe(stripe), first, last)
         return self._near
 
     def _check_domain(self, start: int, end: int) -> None:
@@ -224,17 +317,17 @@ class Writer:
     def _claim(self, rank: int) -> None:
         if rank in self._ranks:
             return
-        if not self._map.lock(rank):
+        if not self._shared.lock(rank):
             raise BlockExistsError(
                 f"another handle writes rank {rank} of {self._path!r}", key=self._path
             )
         self._ranks.add(rank)
         for stripe in self._layout.stripes_of(rank):
             for number, start, end in self._layout.cells_of(stripe):
-                if self._map.written(number) == end - start:
+                if self._shared.written(number) == end - start:
                     self._coverage.add(start, end)
                 else:
-                    self._map.clear(number)
+                    self._shared.clear(number)
 
     def _write(self, parts: Sequence[memoryview], start: int, end: int) -> None:
         for piece in cut(self._layout, start, end, direct=self._direct):
@@ -243,7 +336,7 @@ class Writer:
                 own = slice_parts(parts, piece.start - start, piece.end - start)
             with self._failing(piece.stripe.rank, "write"):
                 self._put(piece, own)
-        self._map.notify()
+        self._shared.notify()
 
     def _put_one(self, part: memoryview, offset: int, near: _Near) -> None:
         """Write one piece of memory inside one stripe: the fast path."""
@@ -276,8 +369,8 @@ class Writer:
         writes = [partial(write, at, end) for at, end in zip([0, *ends], ends, strict=False)]
         self._run_all([*writes[:1], sum_up, *writes[1:]])
         for cell, checksum, nbytes, behind in shares:
-            files.count_bytes(self._map.cell_address(cell), checksum, nbytes, behind)
-        self._map.notify()
+            files.count_bytes(self._shared.cell_address(cell), checksum, nbytes, behind)
+        self._shared.notify()
 
     def _put_whole(self, template: Template, part: memoryview, offset: int, stripe: Any) -> None:
         asked = template, self._fd, part, offset, stripe
@@ -288,7 +381,7 @@ class Writer:
 
     def _put(self, piece: Piece, parts: Sequence[memoryview]) -> None:
         if piece.way is Way.STRAIGHT:
-            stripe = self._map.c_stripe(piece.stripe)
+            stripe = self._shared.c_stripe(piece.stripe)
             self._transfer(parts, piece.start, piece.end - piece.start, stripe)
         elif piece.way is Way.MERGED:
             self._merge(piece, parts)
@@ -331,7 +424,7 @@ class Writer:
         """Put bytes of a file block with several writers into the map."""
         align = self._layout.align
         number, at = divmod(piece.start, align)
-        block = self._map.block(self._layout.shared_blocks.index(number))
+        block = self._shared.block(self._layout.shared_blocks.index(number))
         room = block[at : at + piece.end - piece.start]
         _gather(room, parts)
         self._count(piece.stripe, piece.start, room)
@@ -341,7 +434,7 @@ class Writer:
         cell = self._cell(stripe, start)
         end = min(stripe.origin + (cell - stripe.first_cell + 1) * cell_bytes, stripe.end)
         nbytes = len(data)
-        address = self._map.cell_address(cell)
+        address = self._shared.cell_address(cell)
         files.count_bytes(address, _native.crc32c(data), nbytes, end - start - nbytes)
 
     def _cell(self, stripe: Stripe, offset: int) -> int:
@@ -357,7 +450,7 @@ class Writer:
 
     def _note_failure(self, rank: int, number: int) -> None:
         with suppress(StorageError):  # if that cannot be recorded, no seal is possible either
-            self._map.fail(rank, number)
+            self._shared.fail(rank, number)
 
     def _failure(self, exc: OSError, rank: int, doing: str) -> StorageError:
         number = exc.errno or errno.EIO

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import kvio
+from kvio.testing.hooks import StoreTests, level_of
 from kvio.testing.payloads import Guarded, crc32c, cut, payload
-from kvio.testing.stores import StoreTests, level_of
 from kvio.types import BlockStatus as Status
 from kvio.types import IfExists
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import kvio
+from kvio.testing.hooks import StoreTests, level_of
 from kvio.testing.payloads import payload
-from kvio.testing.stores import StoreTests, level_of
 
 
 class ClosingTests(StoreTests):

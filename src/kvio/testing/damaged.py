@@ -10,9 +10,8 @@ from typing import Final, NamedTuple, TypeAlias
 import pytest
 
 import kvio
-from kvio.testing.hooks import Damage
+from kvio.testing.hooks import Damage, StoreTests
 from kvio.testing.payloads import Guarded, payload
-from kvio.testing.stores import StoreTests
 from kvio.types import BlockStatus as Status
 from kvio.types import IfExists
 

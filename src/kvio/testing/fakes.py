@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from kvio.abc import Backend, RawBlock, RunAll, Source
-from kvio.calls import Settings
+from kvio.core.calls import Settings
+from kvio.core.store import Store
 from kvio.errors import KvioError, UnsupportedError
-from kvio.store import Store
 from kvio.types import (
     BlockResult,
     Blocks,

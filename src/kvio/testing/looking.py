@@ -7,8 +7,8 @@ import time
 import pytest
 
 import kvio
+from kvio.testing.hooks import StoreTests
 from kvio.testing.payloads import payload
-from kvio.testing.stores import StoreTests
 
 #: Keys that careless naming would map onto each other.
 _DISTINCT = (

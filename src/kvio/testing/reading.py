@@ -7,8 +7,8 @@ import ctypes
 import pytest
 
 import kvio
+from kvio.testing.hooks import StoreTests
 from kvio.testing.payloads import Guarded, payload
-from kvio.testing.stores import StoreTests
 
 #: Ranges of a block of 70,000 bytes, as (offset, nbytes), around its end and odd alignments.
 _RANGES = (

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import kvio
+from kvio.testing.hooks import StoreTests
 from kvio.testing.payloads import payload
-from kvio.testing.stores import StoreTests
 
 _THREADS = 8
 _CHILD_LIMIT_MS = 60_000

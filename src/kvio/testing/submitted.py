@@ -8,8 +8,8 @@ from concurrent.futures import wait
 import pytest
 
 import kvio
+from kvio.testing.hooks import StoreTests
 from kvio.testing.payloads import Guarded, payload
-from kvio.testing.stores import StoreTests
 
 #: Far more than any call here takes, even on a busy machine.
 _GENEROUS_S = 120.0

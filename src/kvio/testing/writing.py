@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import kvio
+from kvio.testing.hooks import INVALID_KEYS, StoreTests, level_of
 from kvio.testing.payloads import crc32c, cut, payload
-from kvio.testing.stores import INVALID_KEYS, StoreTests, level_of
 
 
 class WritingTests(StoreTests):

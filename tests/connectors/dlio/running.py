@@ -63,7 +63,7 @@ class Run:
 
 
 def plugged(more: Mapping[str, str]) -> dict[str, str]:
-    """Give an environment in which DLIO finds kvio."""
+    """Return an environment in which DLIO finds kvio."""
     given = {name: value for name, value in os.environ.items() if name not in _OWN}
     command = (sys.executable, "-m", "kvio.connectors.dlio")
     path = subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout
@@ -96,7 +96,7 @@ def run_dlio(
 
 
 def command_of(path: str, work: Path, *options: str, ranks: int = 1) -> list[str]:
-    """Give the command of a run of the tiny workload below *work*."""
+    """Return the command of a run of the tiny workload below *work*."""
     program = shutil.which("dlio_benchmark", path=path)
     assert program is not None
     command = [program, *_TINY, f"hydra.run.dir={work}/out", *options]
@@ -104,7 +104,7 @@ def command_of(path: str, work: Path, *options: str, ranks: int = 1) -> list[str
 
 
 def stock_options(folder: Path) -> list[str]:
-    """Give what a run on DLIO's own storage needs where torch may be absent: kvio's loader."""
+    """Return what a run on DLIO's own storage needs where torch may be absent: kvio's loader."""
     package = "kvio.connectors.dlio"
     return [
         f"++workload.dataset.data_folder={folder}",

@@ -46,7 +46,7 @@ _RUN = {
 
 
 def _check(*ranks: Sequence[int], kvios_loader: bool = True) -> None:
-    from kvio.connectors.dlio import checking, counts, versions
+    from kvio.connectors.dlio import benchmark, counts, versions
     from kvio.connectors.dlio.checkpoints import NumpyCheckpointing
     from kvio.connectors.dlio.loader import KvioLoader
 
@@ -62,7 +62,7 @@ def _check(*ranks: Sequence[int], kvios_loader: bool = True) -> None:
         )
         for writes, reads, saved in ranks
     ]
-    checking.check_counts(SimpleNamespace(**_RUN, **classes), found, versions.PYPI)
+    benchmark.check_counts(SimpleNamespace(**_RUN, **classes), found, versions.PYPI)
 
 
 def test_what_was_planned_passes() -> None:
@@ -87,7 +87,7 @@ def test_a_difference_fails_with_the_rank_and_the_numbers(
     ranks: Sequence[Sequence[int]], said: str
 ) -> None:
     """One block is enough."""
-    from kvio.connectors.dlio.errors import PlanError
+    from kvio.connectors.dlio.settings import PlanError
 
     with pytest.raises(PlanError, match=said):
         _check(*ranks)
@@ -95,7 +95,7 @@ def test_a_difference_fails_with_the_rank_and_the_numbers(
 
 def test_dlios_loader_may_read_ahead_but_not_less() -> None:
     """Its workers fetch samples that no step takes."""
-    from kvio.connectors.dlio.errors import PlanError
+    from kvio.connectors.dlio.settings import PlanError
 
     _check((4, 11, 4), (4, 8, 0), kvios_loader=False)
     with pytest.raises(PlanError, match="rank 1 read 7"):

@@ -21,7 +21,7 @@ CONTENT = bytes(range(100))
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give the directory of this process's samples: 3 in ``a``, which lie apart."""
+    """Yield the directory of this process's samples: 3 in ``a``, which lie apart."""
     store = tmp_path / "store"
     store.mkdir()
     (tmp_path / "counts").mkdir()

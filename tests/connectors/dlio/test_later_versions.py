@@ -14,7 +14,7 @@ _LATER = [("2.0.1", False), ("3.0.2", True)]
 
 @pytest.fixture(params=_LATER, ids=["argonne", "mlcommons"])
 def dlio(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Give a directory in which a later DLIO is recorded."""
+    """Return a directory in which a later DLIO is recorded."""
     version, fork = request.param
     directory = tmp_path / "dlio"
     directory.mkdir()
@@ -24,7 +24,7 @@ def dlio(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Give a directory for blocks."""
+    """Return a directory for blocks."""
     path = tmp_path / "store"
     path.mkdir()
     return path

@@ -28,7 +28,7 @@ _METRICS = [
 
 @pytest.fixture
 def root(disk_path: Path) -> Path:
-    """Give a directory for blocks."""
+    """Return a directory for blocks."""
     path = disk_path / "store"
     path.mkdir()
     return path

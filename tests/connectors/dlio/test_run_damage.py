@@ -93,7 +93,7 @@ def test_a_block_that_is_gone_in_the_second_epoch_is_named(
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """Give a directory with room for little; needs root."""
+    """Yield a directory with room for little; needs root."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small file system")
     path = tmp_path / "small"

@@ -25,7 +25,7 @@ class IdleLoader(KvioLoader):
 
 @pytest.fixture
 def root(disk_path: Path) -> Path:
-    """Give a directory for blocks."""
+    """Return a directory for blocks."""
     path = disk_path / "store"
     path.mkdir()
     return path
@@ -33,7 +33,7 @@ def root(disk_path: Path) -> Path:
 
 @pytest.fixture
 def generated(root: Path) -> Path:
-    """Give a store with a dataset."""
+    """Return a store with a dataset."""
     run = run_dlio(
         root.parent, "+kvio=posix-tmpfile", f"kvio.root={root}", "++workload.workflow.train=False"
     )

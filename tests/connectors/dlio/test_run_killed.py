@@ -84,7 +84,7 @@ class Started:
 
 @pytest.fixture
 def runs() -> Iterator[list[Started]]:
-    """Give a list of runs, of which none outlives the test."""
+    """Yield a list of runs, of which none outlives the test."""
     found: list[Started] = []
     yield found
     for run in found:

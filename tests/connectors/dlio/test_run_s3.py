@@ -20,7 +20,7 @@ pytestmark = [needs_dlio, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Endpoint]:
-    """Give a server with a bucket ``dlio``."""
+    """Yield a server with a bucket ``dlio``."""
     try:
         name = resolve(chosen()[0])
     except NoServerError as exc:

@@ -23,7 +23,7 @@ _CLAIMED = "++workload.storage.storage_type=parallel_fs"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Endpoint]:
-    """Give a server with a bucket ``secrets``."""
+    """Yield a server with a bucket ``secrets``."""
     try:
         name = resolve(chosen()[0])
     except NoServerError as exc:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import kvio
-from kvio.connectors.dlio import counts, scratch
-from kvio.connectors.dlio.names import key_of, path_of
-from kvio.connectors.dlio.settings import VARIABLE, Settings, configured, store_url
+from kvio.connectors.dlio import counts
+from kvio.connectors.dlio.settings import VARIABLE, Settings, configured, key_of, path_of, store_url
 
 
 @pytest.mark.parametrize(
@@ -118,14 +117,14 @@ def test_nothing_counted_is_nothing() -> None:
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
     """And what a living one has is left alone, as is what others named."""
     if (pid := os.fork()) == 0:
-        scratch.make("staging", parent=str(tmp_path))
+        counts.make("staging", parent=str(tmp_path))
         os.kill(os.getpid(), 9)
     os.waitpid(pid, 0)
     other = tmp_path / "kvio-dlio-staging-of-mine"
     other.mkdir()
     [left] = tmp_path.glob(f"kvio-dlio-staging-{pid}-*")
-    first = scratch.make("staging", parent=str(tmp_path))
-    second = scratch.make("staging", parent=str(tmp_path))
+    first = counts.make("staging", parent=str(tmp_path))
+    second = counts.make("staging", parent=str(tmp_path))
 
     assert not left.exists()
     assert {str(path) for path in tmp_path.iterdir()} == {first, second, str(other)}

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvio
-from kvio.connectors.dlio import decoding, tfrecord
+from kvio.connectors.dlio import decoding
 
 IMAGES = [bytes(range(200)), b"", b"\0" * 300]
 FILE = b"".join(
-    tfrecord.framed(tfrecord.example({"image": image, "size": number}))
+    decoding.framed(decoding.example({"image": image, "size": number}))
     for number, image in enumerate(IMAGES)
 )
 
@@ -36,7 +36,7 @@ def test_a_frame_is_a_length_and_bytes_and_a_checksum_of_each() -> None:
     """Byte for byte, with the checksums of another implementation."""
     length = struct.pack("<Q", 3)
 
-    assert tfrecord.framed(b"abc") == length + _masked(length) + b"abc" + _masked(b"abc")
+    assert decoding.framed(b"abc") == length + _masked(length) + b"abc" + _masked(b"abc")
 
 
 def test_the_images_are_found() -> None:
@@ -47,7 +47,7 @@ def test_the_images_are_found() -> None:
 @pytest.mark.parametrize("record", [b"", b"text", b"\x0a\x80", b"\xff" * 20, b"\x0a\x03\x0a\x09x"])
 def test_a_record_without_an_image_is_its_bytes(record: bytes) -> None:
     """Other records than DLIO's are samples too."""
-    assert _decode(tfrecord.framed(record)) == [record]
+    assert _decode(decoding.framed(record)) == [record]
 
 
 @given(place=st.integers(0, len(FILE) - 1), bit=st.integers(0, 7))
@@ -76,7 +76,7 @@ def test_a_truncated_file_is_damaged_or_has_too_few_samples(kept: int) -> None:
 @given(record=st.binary(max_size=60))
 def test_no_bytes_make_the_parser_fail(record: bytes) -> None:
     """A record with the right checksum is a sample, whatever is in it."""
-    found = tfrecord.image_of(memoryview(record))
+    found = decoding.image_of(memoryview(record))
 
     assert bytes(found) in record
 
@@ -89,12 +89,12 @@ def test_an_image_survives(image: bytes, size: int) -> None:
         {"size": size, "image": image},
     ]
     for features in orders:
-        assert bytes(tfrecord.image_of(memoryview(tfrecord.example(features)))) == image
+        assert bytes(decoding.image_of(memoryview(decoding.example(features)))) == image
 
 
 @pytest.fixture
 def tensorflow() -> Any:
-    """Give the real TensorFlow, where it is installed."""
+    """Return the real TensorFlow, where it is installed."""
     found = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     if "stand_ins" in (found.__file__ or ""):
         pytest.skip("TensorFlow is not installed")

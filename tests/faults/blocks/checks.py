@@ -52,7 +52,7 @@ class Promises:
         return self._begun[key]
 
     def promised(self, key: str) -> bool:
-        """Tell whether anything is promised of a key."""
+        """Return whether anything is promised of a key."""
         return key in self._kept
 
     def allowed(self, key: str) -> list[Version]:
@@ -81,7 +81,7 @@ class Verdicts:
     examples: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Give all of it as what JSON can hold."""
+        """Return all of it for JSON."""
         counted = {"states": self.states, "receipts": self.receipts, "told": self.told}
         return {**counted, "bad": dict(self.counts), "examples": self.examples}
 
@@ -175,7 +175,7 @@ def looks(store: kvio.Store, key: str, found: Found) -> list[str]:
 
 
 def _or_error(call: Callable[[], Any]) -> Any:
-    """Give what a look gives, or that a block is missing or torn."""
+    """Return the outcome of a check, or that a block is missing or torn."""
     try:
         return call()
     except (kvio.BlockNotFoundError, kvio.CorruptBlockError) as exc:

@@ -83,7 +83,7 @@ class Bench:
         return sum(record.kind in failed for record in read_log(self.disk.log))
 
     def read(self, key: str) -> str:
-        """Say what lies on the disk, read anew by kvio, and without it: both must be the same."""
+        """Return what is on the disk, read anew by kvio and without it: both must be the same."""
         self.disk.remount()
         try:
             peeked = _named(faultlab.peek(self.root, key, layout=self.layout))

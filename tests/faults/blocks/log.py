@@ -47,7 +47,7 @@ class Record(NamedTuple):
 
 
 def read_log(path: str) -> list[Record]:
-    """Give all records, in the order in which the disk saw them."""
+    """Return all records, in the order in which the disk saw them."""
     with open(path, "rb") as file:
         log = memoryview(file.read())
     records, at = [], 0
@@ -100,7 +100,7 @@ class Image:
         return image
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Give some of the bytes."""
+        """Return some of the bytes."""
         return bytes(self._view[offset : offset + nbytes])
 
     def apply(self, record: Record) -> None:
@@ -141,7 +141,7 @@ class Image:
         return extents
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._view.release()
         self._bytes.close()
 

@@ -55,13 +55,13 @@ class Sameness:
         }
 
     def _token_at(self, sector: int, until: int) -> int:
-        """Give the number of a sector after the first *until* records."""
+        """Return the number of a sector after the first *until* records."""
         writes = self._writes[sector]
         at = bisect_left(writes, until)
         return self._tokens[writes[at - 1]][sector] if at else self._first[sector]
 
     def of(self, until: int, pieces: Sequence[Piece]) -> int:
-        """Give the number of the disk after the first *until* records and pieces of later ones."""
+        """Return the number of the disk after *until* records and pieces of later ones."""
         changed: dict[int, int] = {}
         for number, start, stop in pieces:
             tokens = self._tokens[number]

@@ -92,7 +92,7 @@ _CALL: Final = re.compile(r"\d+ +(fsync|fdatasync|close)\((\d+)<(.*)>(?:\(delete
 
 
 def calls_of(trace: str) -> Iterator[tuple[str, str, str, int]]:
-    """Give name, descriptor, what it refers to, and result of the calls of a trace, in order."""
+    """Yield name, descriptor, what it refers to, and result of the calls of a trace, in order."""
     begun: dict[str, str] = {}
     for line in trace.splitlines():
         pid, _, rest = line.partition(" ")

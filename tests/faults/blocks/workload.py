@@ -18,7 +18,8 @@ from functools import lru_cache, partial
 from typing import Any, Final, Literal, TypeAlias
 
 import kvio
-from kvio import KiB, MiB, medium
+from kvio import KiB, MiB
+from kvio.filesystem import medium
 from tests.faults.sizes import size
 
 #: A version of a block; None: none, after a deletion.
@@ -43,7 +44,7 @@ PLAIN_FILES: Final = ("shared1",)
 
 @lru_cache(maxsize=512)
 def content(key: str, version: int) -> bytes:
-    """Give the bytes of a version of a block, the same in every process."""
+    """Return the bytes of a version of a block, the same in every process."""
     source = random.Random(f"{key} {version}")
     if key.startswith("shared"):
         return source.randbytes(sum(_SHARED_SIZES))
@@ -54,7 +55,7 @@ def content(key: str, version: int) -> bytes:
 
 
 def names(count: int, prefix: str = "k") -> list[str]:
-    """Give keys whose blocks lie in few directories."""
+    """Return keys whose blocks lie in few directories."""
     found: list[str] = []
     number = 0
     while len(found) < count:

@@ -44,7 +44,7 @@ def faults_at(site: str, nth: int) -> Iterator[Fault]:
 
 
 def every_cell() -> set[tuple[str, str]]:
-    """Give the cells of the table: every site, failing in every way."""
+    """Return the cells of the table: every site, failing in every way."""
     return {(site, kind_of(fault)) for site in faults.sites() for fault in faults_at(site, 1)}
 
 

@@ -123,7 +123,7 @@ def noticed(variant: Variant, root: Path, lie: str, most: int) -> str:
 
 
 def main() -> None:
-    """Tell of every variant what was noticed of it, and of what is not broken."""
+    """Report for every variant what the checks found, and for the unbroken one."""
     parent = Path(sys.argv[1])
     found = {}
     for number, (variant, honest) in enumerate(product(VARIANTS, (False, True))):

@@ -16,7 +16,7 @@ from typing import Any
 
 import kvio
 from kvio._native import faults
-from kvio.descriptors import SHARED
+from kvio.filesystem.descriptors import SHARED
 from tests.faults.calls.benches import STORES
 from tests.faults.calls.fault_kinds import counted
 from tests.posix import faultlab
@@ -39,7 +39,7 @@ class Subject:
         raise NotImplementedError
 
     def look(self) -> dict[str, str | None]:
-        """Say which bytes every key has now, in hexadecimal digits."""
+        """Return which bytes every key has now, in hexadecimal digits."""
         return {}
 
     def left(self) -> list[str]:
@@ -111,7 +111,7 @@ class FileSubject(Subject):
         return {"f": "whole" if stands else None}
 
     def left(self) -> list[str]:
-        """Give up what failed, as a user would, and name what is left beside the file."""
+        """Abort what failed, as a user would, and return the names left beside the file."""
         said = []
         try:
             lives.give_up(self.path, self.made)
@@ -172,7 +172,7 @@ SUBJECTS = all_subjects()
 
 
 def told(outcome: Outcome) -> dict[str, Any]:
-    """Say in JSON how every key fared: null, or the error's type, errno and key."""
+    """Return the outcome of every key for JSON: null, or the error's type, errno and key."""
     return {
         key: [type(end).__name__, getattr(end, "errno", None), getattr(end, "key", None)]
         if isinstance(end, Exception)

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def root(disk_path: Path) -> Path:
-    """Give an empty directory on a disk, where there is one."""
+    """Return an empty directory on a disk, where there is one."""
     path = disk_path / "root"
     path.mkdir(mode=0o700)
     return path

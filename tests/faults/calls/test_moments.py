@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 
 
 def payload(key: int, version: int) -> bytes:
-    """Give what a version of a key holds: its number, and bytes that follow from it."""
+    """Return what a version of a key holds: its number, and bytes that follow from it."""
     dice = random.Random(f"{key}/{version}")
     return struct.pack("<I", version) + dice.randbytes(dice.choice(_SIZES))
 
@@ -117,7 +117,7 @@ WORKS: Final = (
 
 @pytest.fixture
 def root(disk_path: Path) -> Path:
-    """Give an empty directory on a disk, where there is one."""
+    """Return an empty directory on a disk, where there is one."""
     path = disk_path / "root"
     path.mkdir(mode=0o700)
     return path

@@ -33,7 +33,7 @@ def _all_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def root(disk_path: Path) -> Path:
-    """Give an empty directory on a disk, where there is one."""
+    """Return an empty directory on a disk, where there is one."""
     return make_root(disk_path, "root")
 
 

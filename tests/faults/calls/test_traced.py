@@ -97,7 +97,7 @@ PROBE: Final = Counter(
 
 
 def beside(name: str) -> dict[str, int]:
-    """Say which calls an operation makes beside those of the table."""
+    """Return which calls an operation makes beside those of the table."""
     if name.startswith("shared file"):
         return _MAP
     if name in ("list", "sweep"):
@@ -125,7 +125,7 @@ def strangers(name: str, listed: Counter[str], sites: dict[str, int]) -> list[st
 
 @pytest.fixture
 def traced(disk_path: Path) -> Iterator[Traced]:
-    """Give a process to look at."""
+    """Yield a process to examine."""
     traced = Traced(disk_path)
     yield traced
     traced.close()
@@ -160,7 +160,7 @@ class Injection(NamedTuple):
 
     @property
     def option(self) -> str:
-        """Say it as strace wants it."""
+        """Return it in strace's notation."""
         when = f"{self.nth}+" if self.for_ever else f"{self.nth}"
         return f"inject={self.call}:error={self.error}:when={when}"
 
@@ -199,7 +199,7 @@ def inject(traced: Traced, name: str, how: Injection) -> tuple[dict[str, Any], C
 def lost_syncs(
     scenario: Scenario, needed: Mapping[str, int], answer: dict[str, Any], good: Mapping[str, int]
 ) -> list[str]:
-    """Say where success rests on fewer syncs that succeeded than without a fault."""
+    """Return the calls whose success rests on fewer successful syncs than without a fault."""
     calls = {site: needed[SITES[site]] for site in SYNCS}
     told = {key: error and kvio.KvioError(error[0]) for key, error in answer["errors"].items()}
     return [

@@ -110,7 +110,7 @@ class Traced:
         return most
 
     def _made(self) -> dict[str, list[tuple[str, str]]]:
-        """Give threads and calls between the marks, by operation."""
+        """Return threads and calls between the marks, by operation."""
         found: dict[str, list[tuple[str, str]]] = {}
         name = None
         for line in self.log.read_text(errors="replace").splitlines():

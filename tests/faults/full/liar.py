@@ -28,7 +28,7 @@ def build(directory: Path) -> Path:
 
 
 def environment(library: Path, variant: str) -> dict[str, str]:
-    """Give what the environment of a process needs beside the rest."""
+    """Return what the environment of a process needs beside the rest."""
     assert variant in EARLY or variant in LATE
     preload = f"{library}:{os.environ.get('LD_PRELOAD', '')}".rstrip(":")
     return {VARIABLE: variant, "LD_PRELOAD": preload}

@@ -49,7 +49,7 @@ def fill(root: Path, leave: int = LEAVE_BYTES) -> None:
 
 
 def make_room(root: Path) -> None:
-    """Give back what the filler took; a tmpfs, which has none, becomes larger."""
+    """Release the filler's space; a tmpfs, which has none, becomes larger."""
     if filler_of(root).exists():
         filler_of(root).unlink()
     else:

@@ -69,12 +69,12 @@ NFS_WAYS: Final = {
 
 
 def content(key: str, nbytes: int) -> bytes:
-    """Give the bytes of a block."""
+    """Return the bytes of a block."""
     return faultlab.pattern(faultlab.crc32c(key.encode()), nbytes)
 
 
 def error_told(error: BaseException | None) -> list[Any]:
-    """Tell an error: its class, its errno and its key."""
+    """Describe an error: its class, its errno and its key."""
     number = getattr(error, "errno", None)
     name = errno.errorcode.get(number, number) if number else number
     return [type(error).__name__, name, getattr(error, "key", None)]
@@ -148,7 +148,7 @@ def judge(
 
 
 def main() -> None:
-    """Tell the story of a root, in one line of JSON."""
+    """Run the story of a root and print it, in one line of JSON."""
     root, way, huge = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     with {**WAYS, **NFS_WAYS}[way].open(root) as store:
         print(json.dumps(tell(store, huge, lambda: mounts.free_bytes(root), slack=huge)))

@@ -40,7 +40,7 @@ _FEW = [
 
 @pytest.fixture
 def root(kind: str, tmp_path: Path) -> Iterator[Path]:
-    """Give a root with little room."""
+    """Yield a root with little room."""
     with media.almost_full(kind, tmp_path) as root:
         yield root
 

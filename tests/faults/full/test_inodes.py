@@ -24,7 +24,7 @@ _TINY = 100
 
 @pytest.fixture(params=["ext4", "tmpfs"])
 def few_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Give a root where some ninety files or directories can be made."""
+    """Yield a root where some ninety files or directories can be made."""
     if request.param == "tmpfs":
         with mounts.memory_filesystem(tmp_path, "size=64m,nr_inodes=90") as root:
             yield root

@@ -27,7 +27,7 @@ _SLACK_BYTES = 128 << 10
 
 @pytest.fixture
 def limited(tmp_path: Path) -> Iterator[Path]:
-    """Give a root in a subvolume that may hold 8 MiB."""
+    """Yield a root in a subvolume that may hold 8 MiB."""
     with mounts.loop_filesystem("btrfs", tmp_path) as root:
         top, volume = str(root.parent), str(root.parent / "volume")
         for command in (
@@ -44,7 +44,7 @@ def limited(tmp_path: Path) -> Iterator[Path]:
 
 
 def used_bytes(root: Path) -> int:
-    """Tell what a quota group counts, when everything is written."""
+    """Return what a quota group counts, when everything is written."""
     volume = str(root.parent)
     subprocess.run(["btrfs", "filesystem", "sync", volume], check=True, capture_output=True)
     shown = subprocess.run(

@@ -13,8 +13,8 @@ from typing import Any, Final
 from unittest import mock
 
 import kvio
-from kvio.sharedfile import map as maps
-from kvio.sharedfile import steps
+from kvio.sharedfile import lifecycle
+from kvio.sharedfile import state as maps
 from tests.faults.guest import inside
 from tests.faults.guest.workload import SHARED
 
@@ -30,7 +30,7 @@ def work(line: inside.Line) -> None:
         os.sync()
         return maps.write_map(*arguments)
 
-    with mock.patch.object(steps, "write_map", write_map):
+    with mock.patch.object(lifecycle, "write_map", write_map):
         file = kvio.SharedFile.create(root / "file", NBYTES, durability="durable")
     fd = os.open(root / "other", os.O_RDWR | os.O_CREAT, 0o600)
     os.write(fd, bytes(4096))

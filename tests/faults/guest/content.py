@@ -11,14 +11,14 @@ _LARGEST: Final = 96 << 10
 
 
 def content(place: str, key: str, version: int) -> bytes:
-    """Give the bytes of a block, of a length of its own; the first four say the version."""
+    """Return the bytes of a block, of a length of its own; the first four say the version."""
     source = hashlib.shake_128(f"{place} {key} {version}".encode())
     nbytes = _HEADER.size + int.from_bytes(source.digest(4)) % _LARGEST
     return _HEADER.pack(version) + source.digest(nbytes - _HEADER.size)
 
 
 def version_of(data: bytes, place: str, key: str) -> int | None:
-    """Tell which version of a key some bytes are; None: they are none, or not whole."""
+    """Return which version of a key some bytes are; None: they are none, or not whole."""
     if len(data) < _HEADER.size:
         return None
     (version,) = _HEADER.unpack_from(data)

@@ -57,7 +57,7 @@ def main(work: Callable[[Line], None]) -> None:
 
 
 def observe(line: Line, cases: Mapping[str, Callable[[], Any]]) -> None:
-    """Tell what each case gives, or how it failed: a line of JSON each."""
+    """Print the result of each case, or how it failed: a line of JSON each."""
     for name, case in cases.items():
         try:
             told = {"name": name, "seen": case()}

@@ -76,7 +76,7 @@ class Verdict:
 
 
 def newest_of(receipts: Iterable[Told], disk: str, place: str) -> dict[str, int]:
-    """Give the newest version of each key that a receipt tells of."""
+    """Return the newest version of each key that has a receipt."""
     newest: dict[str, int] = {}
     for one in receipts:
         if (one.disk, one.place) == (disk, place):

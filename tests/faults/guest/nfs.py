@@ -75,7 +75,7 @@ def settled(server: Path) -> None:
 
 
 def nameless_bytes() -> int:
-    """Tell how many bytes the server has in use that no name accounts for."""
+    """Return how many bytes the server has in use that no name accounts for."""
     info = os.statvfs(_SERVED)
     named = sum(path.lstat().st_blocks for path in _SERVED.rglob("*")) * 512
     return (info.f_blocks - info.f_bfree) * info.f_frsize - named - _nameless_at_first()
@@ -90,13 +90,13 @@ def _nameless_at_first() -> int:
 
 
 def room(server: Path) -> int:
-    """Tell how much room the server has, when all that was removed is gone."""
+    """Return how much room the server has, when all that was removed is gone."""
     settled(server)
     return mounts.free_bytes(_SERVED)
 
 
 def blocks(way: str) -> int:
-    """Tell a story of blocks; judge it where the server has them."""
+    """Run a story of blocks; judge it where the server has them."""
     client, server = begin(way)
     with story.NFS_WAYS[way].open(client) as store:
         told = story.tell(store, _HUGE_BYTES, lambda: room(server), _SLACK_BYTES)

@@ -72,13 +72,13 @@ class Quota:
         self._control(_SET, (limit, 0, 0, inodes, 0, 0, 0, 0, _BOTH_LIMITS))
 
     def used(self) -> tuple[int, int]:
-        """Tell how many bytes and inodes are in use."""
+        """Return how many bytes and inodes are in use."""
         mounts.free_bytes(self.root)  # everything is written
         counted = self._control(_GET, (0,) * 9)
         return counted[2], counted[5]
 
     def left_bytes(self) -> int:
-        """Tell how many bytes are left; xfs frees behind one's back."""
+        """Return how many bytes are left; xfs frees behind one's back."""
         return (_LIMIT_KIB << 10) - min(self.used()[0] for _ in range(5))
 
     def inside(self, work: Callable[[], Any]) -> Any:
@@ -113,7 +113,7 @@ _SLACK_BYTES: Final = {"ext4": 4096, "xfs": 128 << 10}
 
 
 def blocks(quota: Quota, way: str) -> int:
-    """Tell a story of blocks and judge it; the room that was lost."""
+    """Run a story of blocks and judge it; return the space that was lost."""
     quota.start()
     slack = _SLACK_BYTES[quota.kind]
 

@@ -26,7 +26,7 @@ class Seen:
     console: str
 
     def __getitem__(self, case: str) -> Any:
-        """Give what was seen; fail with what went wrong in the guest."""
+        """Return what was seen; fail with what went wrong in the guest."""
         told = self.lines.get(case)
         if told is None:
             pytest.fail(f"the guest said nothing of {case}; its console:\n{self.console}")

@@ -35,7 +35,7 @@ _BROKEN = [one for one in mutants.MUTANTS if one != "retry_failed_sync"]
 
 @pytest.fixture
 def images(tmp_path: Path) -> Iterator[dict[str, Path]]:
-    """Give a disk of each kind, gone after the test."""
+    """Yield a disk of each kind, gone after the test."""
     children.need_root()
     boot.need_guest()
     made = {kind: disks.make_disk(tmp_path, kind, _DISK_MIB) for kind in disks.KINDS}

@@ -66,7 +66,7 @@ class Place:
         )
 
     def key(self, name: str) -> str:
-        """Give a key; without fan-out directories it makes some of its own."""
+        """Return a key; without fan-out directories it makes some of its own."""
         return f"{name}/deep/{name}" if self.layout == "plain" else name
 
 
@@ -150,7 +150,7 @@ def _root(number: int, name: str) -> str:
 
 
 def lanes(root: str, cut: int) -> Iterator[tuple[str, Iterator[tuple[str, int]]]]:
-    """Give everything that writes on one disk."""
+    """Yield everything that writes on one disk."""
     yield SHARED, shared(f"{root}/{SHARED}", cut)
     for place in PLACES:
         store = place.open(root)

@@ -50,7 +50,7 @@ def compile_c(source: Path, target: Path, *more: str) -> Path:
 
 
 def environment(library: Path | str, variant: str) -> dict[str, str]:
-    """Give what a child's environment needs, beside the rest of it, to run broken."""
+    """Return what a child's environment needs, beside the rest of it, to run broken."""
     assert variant in {**MUTANTS, **UNTOLD}, f"no such variant: {variant}"
     preload = f"{library}:{os.environ.get('LD_PRELOAD', '')}".rstrip(":")
     return {VARIABLE: variant, "LD_PRELOAD": preload}

@@ -59,7 +59,7 @@ def flips(whole: bytes, start: int, stop: int, dice: random.Random) -> Iterator[
 def sampled(
     whole: bytes, start: int, stop: int, dice: random.Random, count: int
 ) -> Iterator[tuple[int, int]]:
-    """Give random places of a region with a bit flipped or the byte replaced, its ends always."""
+    """Yield random places of a region with a bit flipped or the byte replaced, its ends always."""
     if start >= stop:
         return
     places = [start, stop - 1, *(dice.randrange(start, stop) for _ in range(count))][:count]
@@ -69,12 +69,12 @@ def sampled(
 
 
 def other(value: int, dice: random.Random) -> int:
-    """Give any other value of a byte."""
+    """Return any other value of a byte."""
     return (value + dice.randrange(1, 256)) % 256
 
 
 def lengths(whole: int, dice: random.Random, count: int) -> list[int]:
-    """Give lengths to cut a file to: all near its ends, those of pages, and random ones."""
+    """Return lengths to cut a file to: all near its ends, those of pages, and random ones."""
     near = {n for back in range(NEAR) for n in (back, whole - 1 - back)}
     pages = {n + step for n in range(0, whole, PAGE_BYTES) for step in (-1, 0, 1)}
     some = {dice.randrange(whole) for _ in range(count)}
@@ -82,7 +82,7 @@ def lengths(whole: int, dice: random.Random, count: int) -> list[int]:
 
 
 def extensions(whole: bytes, dice: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Give content with more at its end: zeros, noise, and its own beginning again."""
+    """Yield content with more at its end: zeros, noise, and its own beginning again."""
     for extra in (1, 2, 63, 64, 65, 511, 4095, 4096, 65_535, 65_536, 100_000):
         yield f"{extra} zeros more", whole + bytes(extra)
         yield f"{extra} random bytes more", whole + dice.randbytes(extra)
@@ -90,7 +90,7 @@ def extensions(whole: bytes, dice: random.Random) -> Iterator[tuple[str, bytes]]
 
 
 def overwritten(whole: bytes, stop: int, page: bytes, name: str) -> Iterator[tuple[str, bytes]]:
-    """Give content in which one page before *stop* is another."""
+    """Yield content in which one page before *stop* is another."""
     for at in range(0, stop, PAGE_BYTES):
         nbytes = min(PAGE_BYTES, stop - at)
         content = whole[:at] + page[:nbytes] + whole[at + nbytes :]

@@ -56,7 +56,7 @@ static int kvio_mutant_is(int number)
 
 
 def build(folder: Path) -> Path:
-    """Give a directory from which a Python imports kvio with the broken readers in it."""
+    """Return a directory from which a Python imports kvio with the broken readers in it."""
     if not any(map(shutil.which, (os.environ.get("CC", "cc"), "cc", "gcc"))):
         pytest.skip("no C compiler to build broken readers with (Debian: gcc)")
     pytest.importorskip("setuptools", "77", reason="setuptools is too old to build with, or absent")

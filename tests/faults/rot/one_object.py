@@ -72,7 +72,7 @@ def run(library: str, *, much: bool = FULL) -> dict[str, Any]:
 
 
 def others(done: Campaign, dice: random.Random, cuts: int) -> Iterator[tuple[str, bytes]]:
-    """Give content that is no block of the key, and blocks that are whole but another's."""
+    """Yield content that is no block of the key, and blocks that are whole but another's."""
     whole, payload = done.place.whole, done.payload
     for _ in range(cuts):
         length = dice.choice([dice.randrange(len(whole)), len(whole) - 1 - dice.randrange(64)])

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 import kvio
-from kvio.wrappers.staging import file_reads
+from kvio.staging import files
 from tests.faults.rot import mutants
 from tests.faults.rot.campaign import Campaign
 from tests.faults.rot.damage import Patient
@@ -49,12 +49,12 @@ def test_every_broken_reader_is_found(tmp_path: Path, tally: Tally) -> None:
     assert all(found.values()), found
 
 
-class _Hasty(file_reads._Stored):
+class _Hasty(files._Stored):
     def _check(self, view: memoryview, at: int) -> None:
         pass
 
 
-class _Short(file_reads._Stored):
+class _Short(files._Stored):
     def _check(self, view: memoryview, at: int) -> None:
         if len(view) == self._stat.nbytes:
             super()._check(view, at)
@@ -74,7 +74,7 @@ def test_a_broken_file_over_a_block_is_found(
     """It gives bytes out that rotted, and the campaign sees it."""
     tally.add(mutants=1)
     broken, nbytes = FILES[name]
-    monkeypatch.setattr(file_reads, "_Stored", broken)
+    monkeypatch.setattr(files, "_Stored", broken)
     payload = faultlab.pattern(1, nbytes)
     with kvio.open_store("posix-tmpfile", root=quick_place) as store, kvio.stage(store) as tier:
         store.write_block(KEY, payload)

@@ -13,8 +13,8 @@ import pytest
 
 import kvio
 from kvio._native import crc32c
+from kvio.backends.s3 import body
 from kvio.format import TRAILER_BYTES, Trailer, TrailerError, unpack_trailer
-from kvio.s3 import trailers
 from tests.faults.rot import one_object
 from tests.faults.totals import Tally
 from tests.s3.failing import registered
@@ -88,7 +88,7 @@ def test_a_broken_reader_of_objects_is_found(
     library = "s3+boto3"
     registered(library)
     attribute, broken = MUTANTS[name]
-    monkeypatch.setattr(trailers, attribute, broken)
+    monkeypatch.setattr(body, attribute, broken)
 
     missed = one_object.run(library, much=False)["missed"]
 

@@ -42,7 +42,7 @@ def made(path: Path, shape: str, data: bytes = DATA, **more: Any) -> SharedFile:
 
 
 def refuses(path: Path) -> bool:
-    """Tell whether the damage is noticed by whoever opens the file and reads it, whole or by cell.
+    """Return whether a reader of the file notices the damage, whole or by cell.
 
     Where it is not, every byte must be right.
     """
@@ -93,7 +93,7 @@ def test_no_changed_byte_of_a_sealed_file_is_returned(
 
 
 def contents(whole: bytes, dice: random.Random) -> Iterator[bytes]:
-    """Give what may be left of a file, or have got into it."""
+    """Yield what may be left of a file, or have got into it."""
     cuts = damage.lengths(len(whole), dice, size(2, 50))
     yield from (whole[:n] for n in (cuts if FULL else cuts[:: len(cuts) // 12]))
     yield from (content for _, content in damage.extensions(whole, dice))
@@ -174,7 +174,7 @@ def test_a_changed_head_of_a_map_is_refused(quick_place: Path, tally: Tally) -> 
 
 
 def not_usable(path: Path, rank: int | None) -> bool:
-    """Tell whether joining (or, without a rank, taking over) ends in a CorruptBlockError."""
+    """Return whether joining (or, without a rank, taking over) ends in a CorruptBlockError."""
     try:
         (SharedFile.recover(path) if rank is None else SharedFile.open(path, rank)).close()
     except kvio.CorruptBlockError:

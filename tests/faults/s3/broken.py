@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from kvio.backends.s3 import body
+from kvio.backends.s3.client import UNKNOWN, GetResult
+from kvio.backends.s3.errors import RequestFailed
+from kvio.backends.s3.retries import RetryPolicy
 from kvio.registry import load_backend
-from kvio.s3 import body, trailers
-from kvio.s3.asking import RetryPolicy
-from kvio.s3.conditions import RequestFailed
-from kvio.s3.objects import UNKNOWN, GetResult
 
 Method = Callable[..., Any]
 
@@ -103,7 +103,7 @@ MUTANTS: Final[dict[str, tuple[Any, str, Callable[[Method], Method]]]] = {
     "half a list is a list": (None, "list_names", _half_a_list_is_a_list),
     "a lost page is the end": (None, "list_names", _a_lost_page_is_the_end),
     "gives nothing up": (None, "put", _gives_nothing_up),
-    "checks no payload": (trailers, "check_payload", _checks_no_payload),
+    "checks no payload": (body, "check_payload", _checks_no_payload),
     "asks again whatever it was": (RetryPolicy, "__call__", _asks_again_whatever_it_was),
 }
 

@@ -86,7 +86,7 @@ PASSING: Final = frozenset(
 
 
 def shows(name: str, request: Message, response: Message) -> bool:
-    """Tell whether a fault would change anything of this request or its answer."""
+    """Return whether a fault would change anything of this request or its answer."""
     if name in CHANGES:
         return CHANGES[name](response).raw != response.raw
     if name == CHANGED_ABOVE:

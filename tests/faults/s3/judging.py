@@ -83,12 +83,12 @@ class Told:
             self.wrong.append(f"{where}: {cell.outcome}: {complaint}")
 
     def plain(self) -> dict[str, Any]:
-        """Give all of it as JSON takes it."""
+        """Return all of it for JSON."""
         return {name: getattr(self, name) for name in Told.__slots__}
 
 
 def complaints(cell: Cell, raw: RawS3) -> Iterator[tuple[str, str]]:
-    """Say what of a cell goes against the contract, and what that is counted as."""
+    """Yield what of a cell goes against the contract, and what that is counted as."""
     what, outcome, fault = OPERATIONS[cell.operation], cell.outcome, cell.fault.name
     if outcome == "bad" and not nobody_can_tell(cell):
         yield "torn", "what came is not what was stored"
@@ -124,7 +124,7 @@ def _about_writes(cell: Cell, raw: RawS3) -> Iterator[tuple[str, str]]:
 
 
 def has_no_name(cell: Cell) -> bool:
-    """Tell whether nobody is left who could give up an upload, or whoever tried was not heard.
+    """Return whether nobody is left who could give up an upload, or whoever tried was not heard.
 
     The answer to its beginning was lost, or the beginning was delivered twice, or the fault has
     met what gives it up; and see `KEEPS_LATE_PARTS`.
@@ -146,7 +146,7 @@ def _unfinished(cell: Cell, raw: RawS3) -> bool:
 
 
 def nobody_can_tell(cell: Cell) -> bool:
-    """Tell whether bytes that are not what was stored can be noticed by nobody.
+    """Return whether bytes that are not what was stored can be noticed by nobody.
 
     S3 sends no checksum with a range: what changes there on its way down is noticed in the
     trailer, and not in what lies before it. Of a trailer that is none `contains` says so, wherever

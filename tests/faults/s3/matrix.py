@@ -194,7 +194,7 @@ def _side_by_side(
 
 
 def concerns(fault: Fault, operation: str) -> bool:
-    """Tell whether an operation makes requests that a fault goes wrong with."""
+    """Return whether an operation makes requests that a fault goes wrong with."""
     what = OPERATIONS[operation]
     if fault.methods == {"PUT"}:
         return what.writes

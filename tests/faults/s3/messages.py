@@ -44,7 +44,7 @@ class Message:
         return self.header("connection").lower() == "close"
 
     def header(self, name: str) -> str:
-        """Give a header's value, or nothing."""
+        """Return a header's value, or nothing."""
         found = re.search(rf"(?im)^{name}:[ \t]*(.*?)\r$", self.head.decode("latin-1"))
         return found[1] if found else ""
 
@@ -90,7 +90,7 @@ class Message:
         return Message(head.encode("latin-1"), self.body)
 
     def with_wrong_etag(self) -> Message:
-        """Tell the ETag of something else."""
+        """Replace the ETag by another object's."""
         head = re.sub(
             r'(?im)^(etag:[ \t]*)"?[^"\r]*"?',
             r'\g<1>"00000000000000000000000000000000"',

@@ -43,7 +43,7 @@ class Armed:
         self._lock = threading.Lock()
 
     def takes(self, request: Message) -> str | None:
-        """Give the word that a request is about, if the fault is to meet it."""
+        """Return the word that a request is about, if the fault is to meet it."""
         if self.fault.methods and request.method not in self.fault.methods:
             return None
         said = request.target + (request.body.decode("latin-1") if request.names_in_body else "")
@@ -180,7 +180,7 @@ class Proxy:
             return read_response(reader, request.method)
 
     def withhold(self) -> None:
-        """Say nothing until the fault is disarmed."""
+        """Send nothing until the fault is disarmed."""
         released = self._released
         with self._lock:
             self.hanging += 1

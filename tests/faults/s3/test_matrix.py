@@ -106,7 +106,7 @@ BROKEN: Final = ("s3+minio", "s3+boto3")
 
 
 def cell_of(mutant: str) -> tuple[list[tuple[Fault, str]], tuple[bool, int]]:
-    """Give the one cell in which a mutant shows, and its turn."""
+    """Return the one cell in which a mutant shows, and its turn."""
     fault, operation, turn = SHOWS_IN[mutant]
     return [(one, operation) for one in FAULTS if one.name == fault], turn
 

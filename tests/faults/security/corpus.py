@@ -35,7 +35,7 @@ _SEEDS: Final = (
 
 
 def words() -> Iterator[str]:
-    """Give every name once: seeds, their depths and lengths around limits."""
+    """Yield every name once: seeds, their depths and lengths around limits."""
     made = list(_SEEDS)
     made += ["../" * depth + "etc/passwd" for depth in (2, 5, 20)]
     made += ["x/" * depth + ".." for depth in (1, 50)]

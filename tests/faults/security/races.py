@@ -128,7 +128,7 @@ def _trap(number: int, root: Path, outside: Path, traps: Path, layout: Layout) -
 
 
 def is_shared(key: str) -> bool:
-    """Tell whether a key's file may be one that has a name outside too."""
+    """Return whether a key's file may be one that has a name outside too."""
     return KEYS.index(key) % 4 == 3
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import kvio
 from kvio.cli.app import run
-from kvio.connectors.dlio.names import key_of
+from kvio.connectors.dlio.settings import key_of
 from kvio.types import is_key
 from tests.faults.security import corpus
 from tests.faults.sizes import size
@@ -44,7 +44,7 @@ _LIST: Final = _VERBS[12]
 
 @pytest.fixture
 def untouched(tmp_path: Path) -> Iterator[Path]:
-    """Give a root, and see that nothing beside it was touched."""
+    """Yield a root, and check that nothing beside it was touched."""
     corpus.make_outside(tmp_path)
     root = tmp_path / "root"
     root.mkdir(mode=0o700)

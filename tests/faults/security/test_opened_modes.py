@@ -108,7 +108,7 @@ def traced(folder: Path, **env: str) -> list[Made]:
 
 
 def too_wide(found: list[Made]) -> list[str]:
-    """Say what was made for others, or with more than its owner needs."""
+    """Return what was made for others, or with more than its owner needs."""
     return [
         one.line
         for one in found

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 import kvio
-from kvio.backends.posix.layout import Directories
+from kvio.backends.posix.directories import Directories
 from tests.faults import mutants
 from tests.faults.security import corpus
 from tests.faults.security.races import Layout, Work, prepared, swapping, work, work_elsewhere

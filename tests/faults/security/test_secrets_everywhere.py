@@ -46,7 +46,7 @@ def assert_clean(text: str, where: str) -> None:
 
 
 def everything(error: BaseException, seen: set[int] | None = None) -> Iterator[str]:
-    """Tell all that hangs on an error and on those it came from: texts, fields, notes."""
+    """Yield all that hangs on an error and on those it came from: texts, fields, notes."""
     seen = set() if seen is None else seen
     if id(error) in seen:
         return
@@ -218,7 +218,7 @@ def _hide_in_context(error: kvio.KvioError) -> None:
 
 
 def _hide_in_log(_: kvio.KvioError) -> None:
-    logging.getLogger("kvio.s3").debug("signed with %s", SECRET)
+    logging.getLogger("kvio.backends.s3").debug("signed with %s", SECRET)
 
 
 #: Where a kvio that tells its secrets could hide one.

@@ -37,7 +37,7 @@ class Change(NamedTuple):
 CHANGES: Final = (
     Change(
         "a deadline that never fires",
-        "calls.py",
+        "core/calls.py",
         "        if not self._win():\n            return False\n",
         "        return False\n",
         "test_every_call_gives_up_at_its_deadline",
@@ -45,7 +45,7 @@ CHANGES: Final = (
     ),
     Change(
         "a deadline that fires too early",
-        "calls.py",
+        "core/calls.py",
         "deadline = time.monotonic() + limit",
         "deadline = time.monotonic() + limit / 2",
         "test_every_call_gives_up_at_its_deadline",
@@ -53,7 +53,7 @@ CHANGES: Final = (
     ),
     Change(
         "a deadline that is half a second late",
-        "calls.py",
+        "core/calls.py",
         "deadline = time.monotonic() + limit",
         "deadline = time.monotonic() + limit + 0.5",
         "test_every_call_gives_up_at_its_deadline",
@@ -61,8 +61,8 @@ CHANGES: Final = (
         full=True,  # a slice judges no time; all of it fails at the second that is late
     ),
     Change(
-        "a write that was given up is published",
-        "calls.py",
+        "a write that timed out is published",
+        "core/calls.py",
         "        self.cancel.request()\n",
         "",
         "test_a_slow_server_is_slow_and_no_more",

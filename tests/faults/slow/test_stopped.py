@@ -38,7 +38,7 @@ if FULL:  # 120 deadlines of a second in one test, and as many waits beside them
 
 @pytest.fixture
 def mount(disk_path: Path) -> Iterator[Passthrough]:
-    """Give a FUSE mount with an empty store's root in it."""
+    """Yield a FUSE mount with an empty store's root in it."""
     with passthrough.mounted(disk_path) as mount:
         (mount.below / "root").mkdir(mode=0o700)
         yield mount
@@ -46,7 +46,7 @@ def mount(disk_path: Path) -> Iterator[Passthrough]:
 
 @pytest.fixture
 def store(mount: Passthrough) -> Iterator[kvio.Store]:
-    """Give a store on the mount, with a block in it."""
+    """Yield a store on the mount, with a block in it."""
     store = kvio.open_store(
         "posix-tmpfile",
         root=mount.path / "root",

@@ -69,7 +69,7 @@ def nosupport(disk_path: Path) -> Path:
 def plain(
     tmp_path_factory: pytest.TempPathFactory, nosupport: Path, disk_path: Path
 ) -> dict[str, str]:
-    """Give the outcomes of the plain run, made once for all workers."""
+    """Return the outcomes of the plain run, made once for all workers."""
     shared = tmp_path_factory.getbasetemp()
     if shared.name.startswith("popen-"):
         shared = shared.parent

@@ -51,7 +51,7 @@ class World(NamedTuple):
     proc: bool = True
 
     def command(self, nosupport: Path) -> list[str]:
-        """Give what comes before a program's own command."""
+        """Return what comes before a program's own command."""
         before = []
         if not self.proc:
             before += ["unshare", "-m", "sh", "-ec", _NO_PROC, "sh"]

@@ -76,7 +76,7 @@ _PATTERN = random.Random(6).randbytes(8_000_000)
 
 
 def pattern(nbytes: int) -> bytes:
-    """Give the same random bytes each time."""
+    """Return the same random bytes each time."""
     return _PATTERN[:nbytes]
 
 
@@ -175,7 +175,7 @@ def wait_for(pid: int) -> int:
 
 
 def killed(status: int) -> bool:
-    """Tell whether a child was killed; one that neither died of it nor succeeded is a failure."""
+    """Return whether a child was killed; one that neither died of it nor succeeded is a failure."""
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL
         return True
@@ -280,7 +280,7 @@ def forge_boot(map_path: Path) -> None:
 
 
 def map_of(path: Path) -> Path:
-    """Say where the map of a file lies while it is written."""
+    """Return the path of a file's map while it is written."""
     return path.with_name(f".{path.name}.kvio-map")
 
 
@@ -311,12 +311,12 @@ def sealed_mode() -> int:
 
 
 def data_of(path: Path) -> Path:
-    """Say where the bytes of a file lie while it is written."""
+    """Return the path of a file's bytes while it is written."""
     return path.with_name(f".{path.name}.kvio-data")
 
 
 def need_direct(case: Case, root: Path) -> str | None:
-    """Say why a case cannot be run below a directory; None: it can."""
+    """Return why a case cannot be run below a directory; None: it can."""
     try:
         case.create(root / "probe").abort()
     except kvio.ConfigError as exc:

@@ -42,7 +42,7 @@ LIVES = (
 
 @pytest.fixture
 def root(disk_path: Path) -> Path:
-    """Give an empty directory."""
+    """Return an empty directory."""
     path = disk_path / "root"
     path.mkdir(mode=0o700)
     return path

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=CASES, ids=str)
 def case(request: pytest.FixtureRequest, disk_path: Path) -> Case:
-    """Give every case that the medium can do."""
+    """Return every case that the file system supports."""
     case: Case = request.param
     refusal = kills.need_direct(case, disk_path)
     if refusal:

@@ -10,9 +10,9 @@ import pytest
 
 import kvio
 from kvio._native import faults
-from kvio.sharedfile import SharedFile, steps
-from kvio.sharedfile.map import Map
+from kvio.sharedfile import SharedFile, lifecycle
 from kvio.sharedfile.names import Names
+from kvio.sharedfile.state import SharedState
 from tests.posix.children import NO_RENAME_FLAGS, need_seccomp, refuse
 from tests.sharedfile import kills
 from tests.sharedfile.kills import CASES, Case
@@ -214,9 +214,9 @@ def test_a_newer_creators_map_is_left_alone(
     path = disk_path / "f"
     file = BUFFERED.create(path)
     kills.write_missing(file, None, BUFFERED.payload)
-    open_map = steps.find_map
+    open_map = lifecycle.find_shared_state
 
-    def slowly(names: Names) -> Map:
+    def slowly(names: Names) -> SharedState:
         opened = open_map(names)
         monkeypatch.undo()
         file.seal()
@@ -230,7 +230,7 @@ def test_a_newer_creators_map_is_left_alone(
         kills.data_of(path).unlink()  # as if it had not come that far
         return opened
 
-    monkeypatch.setattr(steps, "find_map", slowly)
+    monkeypatch.setattr(lifecycle, "find_shared_state", slowly)
     before = None
     try:
         SharedFile.recover(path).close()

@@ -16,7 +16,7 @@ def block_of(key: str, number: int, nbytes: int) -> bytes:
 
 
 def number_of(key: str, block: memoryview | bytes) -> int:
-    """Give the number of the write that a block is of; every byte must be that write's."""
+    """Return the number of the write that a block is of; every byte must be that write's."""
     number, nbytes, _ = _HEAD.unpack_from(block)
 
     assert bytes(block) == block_of(key, number, nbytes), f"torn: {key} #{number}"

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 import kvio
+from kvio.staging.daemon.client import DaemonTier
+from kvio.staging.daemon.connection_pool import ConnectionPool
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.daemon.sockets import name_of
 from kvio.testing.fakes import WrappedStore
 from kvio.types import Capabilities
-from kvio.wrappers.staging.daemon.client import DaemonTier
-from kvio.wrappers.staging.daemon.lines import Lines
-from kvio.wrappers.staging.daemon.naming import name_of
-from kvio.wrappers.staging.daemon.server import StageDaemon
 from tests.staging import (
     test_files,
     test_files_reading,
@@ -75,9 +75,9 @@ def other(store: WrappedStore[Medium], daemon: StageDaemon) -> Iterator[DaemonTi
 
 
 @pytest.fixture
-def lines(daemon: StageDaemon, store: kvio.Store) -> Iterator[Lines]:
+def lines(daemon: StageDaemon, store: kvio.Store) -> Iterator[ConnectionPool]:
     """Connections of a client that asks what it likes."""
-    lines = Lines(daemon.path, name_of(store.url))
+    lines = ConnectionPool(daemon.path, name_of(store.url))
     os.close(lines.fd)
     yield lines
     lines.close()

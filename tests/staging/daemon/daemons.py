@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import kvio
+from kvio.staging.daemon.client import DaemonTier
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.options import TierOptions
 from kvio.testing.fakes import WrappedStore
 from kvio.url import parse_size
-from kvio.wrappers.staging.daemon.client import DaemonTier
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.options import TierOptions
 from tests.staging.medium import LONG_S, Medium
 
 #: What of `kvio.stage` is the client's where a daemon has the rest.
@@ -28,7 +28,7 @@ _CLIENTS = ("when_full", "timeout", "close_store", "spool")
 
 @contextmanager
 def socket_path() -> Iterator[str]:
-    """Give a path short enough for a socket, in a directory of our own."""
+    """Yield a path short enough for a socket, in a directory of our own."""
     directory = tempfile.mkdtemp(prefix="kvd-")
     try:
         yield f"{directory}/s"
@@ -80,7 +80,7 @@ def staged(
 
 
 def client_of(store: kvio.Store, daemon: StageDaemon, **options: str) -> DaemonTier:
-    """Give a client's tier."""
+    """Return a client's tier."""
     tier = kvio.stage(store, daemon=daemon.path, **options)  # type: ignore[arg-type]
     assert isinstance(tier, DaemonTier)
     return tier

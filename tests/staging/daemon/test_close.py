@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import kvio
+from kvio.staging.daemon.client import DaemonTier, connect
+from kvio.staging.daemon.protocol import MAX_KEYS
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.options import TierOptions
 from kvio.testing.fakes import WrappedStore
-from kvio.wrappers.staging.daemon.client import DaemonTier, connect
-from kvio.wrappers.staging.daemon.messages import MAX_KEYS
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.options import TierOptions
 from tests.staging.daemon.daemons import client_of, serving, until
 from tests.staging.medium import LONG_S, SOON_S, Medium, begin
 
@@ -22,7 +22,7 @@ class Copier:
     """A write whose bytes are on their way until it is let go."""
 
     def __init__(self, tier: DaemonTier, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._copying, self._gate = threading.Event(), threading.Event()
+        self._copying, self._tier_state = threading.Event(), threading.Event()
         self._fill = tier._memory.fill
         self.receipts: list[kvio.StagedReceipt] = []
         monkeypatch.setattr(tier._memory, "fill", self._wait)
@@ -31,12 +31,12 @@ class Copier:
 
     def _wait(self, *args: Any, **options: Any) -> Any:
         self._copying.set()
-        assert self._gate.wait(LONG_S)
+        assert self._tier_state.wait(LONG_S)
         return self._fill(*args, **options)
 
     def end(self) -> None:
         """Let the bytes arrive."""
-        self._gate.set()
+        self._tier_state.set()
         self._thread.join(LONG_S)
 
 
@@ -47,7 +47,7 @@ def test_a_write_that_has_begun_is_stored_before_the_client_closes(
     tier = client_of(store, daemon)
     copier = Copier(tier, monkeypatch)
     closer = begin(tier.close)
-    until(lambda: tier._book._refusing)
+    until(lambda: tier._pending_writes._refusing)
     with pytest.raises(kvio.StoreClosedError):
         tier.write_block("late", b"")
     assert not tier._closed
@@ -101,8 +101,8 @@ def test_a_client_that_the_daemon_knows_no_more_closes(store: WrappedStore[Mediu
     """Its events broke off, so it has lost its session, and has nothing to wait for."""
     with serving(store, drain_from="high_water") as daemon:
         tier = client_of(store, daemon)
-        tier._lines.events.shutdown(socket.SHUT_RDWR)
-        until(lambda: tier._book.lost is not None and not daemon._sessions)
+        tier._connections.events.shutdown(socket.SHUT_RDWR)
+        until(lambda: tier._pending_writes.lost is not None and not daemon._sessions)
         tier.close(timeout=LONG_S)
 
         assert tier._closed

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 import kvio
+from kvio.staging.daemon import protocol as say
+from kvio.staging.daemon.client import DaemonTier
+from kvio.staging.daemon.connection_pool import ConnectionPool, Line
+from kvio.staging.daemon.protocol import ProtocolError
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.daemon.sockets import connect, name_of, poll, receive, send
 from kvio.testing.fakes import WrappedStore
-from kvio.wrappers.staging.daemon import messages as say
-from kvio.wrappers.staging.daemon.client import DaemonTier
-from kvio.wrappers.staging.daemon.fields import ProtocolError
-from kvio.wrappers.staging.daemon.lines import Line, Lines
-from kvio.wrappers.staging.daemon.naming import name_of
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.daemon.sockets import connect, poll, receive, send
 from tests.staging.daemon.daemons import client_of, serving, socket_path, until
 from tests.staging.medium import LONG_S, Medium, disk_error
 
@@ -121,7 +120,7 @@ def test_a_pause_ends_with_the_client_that_asked_for_it(
     receipt = tier.write_block("k", b"data")
     one.resume()
     before = (tier.stats().paused, receipt.done)
-    two._lines.close()  # as the kernel does for a process that was killed
+    two._connections.close()  # as the kernel does for a process that was killed
     two._listening.join(LONG_S)
 
     assert before == (True, False)
@@ -139,7 +138,7 @@ def test_failed_writes_of_a_client_that_is_gone_are_driven_again_at_the_end(
         tier = client_of(store, daemon)
         with pytest.raises(kvio.StorageError):
             tier.write_block("k", b"data").wait(timeout=LONG_S)
-        tier._lines.close()
+        tier._connections.close()
         tier._listening.join(LONG_S)
 
     assert store.wrapper.peek("k") == b"data"
@@ -153,7 +152,7 @@ def test_failed_writes_of_a_client_that_is_gone_are_driven_again_at_the_end(
 
 def scribble(tier: DaemonTier, key: str) -> None:
     """Change one staged byte behind everybody's back."""
-    with tier._lines.line() as line:
+    with tier._connections.line() as line:
         pinned = line.ask(say.Pin(key, lasting=False))
         assert isinstance(pinned, say.Pinned)
         tier._memory.views(pinned.spans)[0][0] ^= 1
@@ -197,7 +196,7 @@ def test_bytes_that_change_while_they_are_stored_do_not_matter(
 
 def test_nobody_can_take_pages_away_from_the_daemon(tier: DaemonTier, daemon: StageDaemon) -> None:
     """The descriptor that clients get cannot be cut: no SIGBUS for anybody."""
-    lines = Lines(daemon.path, name_of(tier.store.url))
+    lines = ConnectionPool(daemon.path, name_of(tier.store.url))
     with pytest.raises(PermissionError):
         os.ftruncate(lines.fd, PAGE)
     os.close(lines.fd)
@@ -257,7 +256,7 @@ def test_the_socket_is_ours_alone(daemon: StageDaemon) -> None:
 
 def test_a_connection_of_nobody_known_is_refused(daemon: StageDaemon) -> None:
     """A session is not guessed."""
-    name = name_of(daemon.custody.store.url)
+    name = name_of(daemon.core.store.url)
     with connect(daemon.path) as sock:
         send(sock, say.Hello(bytes(range(16)), name))
         answer = receive(sock)
@@ -267,10 +266,10 @@ def test_a_connection_of_nobody_known_is_refused(daemon: StageDaemon) -> None:
 
 
 def test_a_line_waits_as_long_as_it_takes_after_a_call_with_a_limit(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch
+    lines: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit is one call's; and where nothing is there yet, looking does not wait."""
-    monkeypatch.setattr("kvio.wrappers.staging.daemon.lines._POLL_S", 0)
+    monkeypatch.setattr("kvio.staging.daemon.connection_pool._POLL_S", 0)
     with lines.line() as line:
         line.ask(say.Hold(on=False), timeout=LONG_S)
         assert line.sock.gettimeout() is None
@@ -289,7 +288,7 @@ def test_every_packet_is_whole_or_refused(daemon: StageDaemon) -> None:
 
 
 def test_a_page_of_staged_keys_begins_after_the_key_that_was_asked_for(
-    tier: DaemonTier, lines: Lines
+    tier: DaemonTier, lines: ConnectionPool
 ) -> None:
     """A long list is read page by page: no key comes twice, and the pages end."""
     tier.pause()
@@ -325,5 +324,5 @@ def test_a_server_that_does_not_welcome_is_refused() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(ProtocolError, match="Done as a welcome"):
-            Lines(path, "store")
+            ConnectionPool(path, "store")
         thread.join(LONG_S)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 import kvio
+from kvio.staging.daemon import protocol as say
+from kvio.staging.daemon.client import DaemonTier
+from kvio.staging.daemon.pending_writes import PendingWrites
+from kvio.staging.daemon.protocol import failure_of
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.receipts import OpenReceipt, StagedReceipt, TierState
 from kvio.testing.fakes import WrappedStore
 from kvio.types import Level
-from kvio.wrappers.staging.daemon import messages as say
-from kvio.wrappers.staging.daemon.book import Book
-from kvio.wrappers.staging.daemon.client import DaemonTier
-from kvio.wrappers.staging.daemon.faults import failure_of
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.receipts import Gate, OpenReceipt, StagedReceipt
 from tests.staging.daemon.daemons import until
 from tests.staging.medium import LONG_S, SOON_S, Held, Medium, disk_error
 
@@ -80,7 +80,7 @@ def test_what_is_driven_again_is_not_over(
     receipt = tier.write_block("k", b"data")
     _fail(receipt)
     store.wrapper.hold("k")
-    daemon.custody.ledger.retry_failed()
+    daemon.core.ledger.retry_failed()
 
     assert tier.failed == [receipt]
     daemon.retry_failed()
@@ -97,7 +97,7 @@ def test_what_was_driven_before_it_could_be_given_up_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`discard` comes too late, says so, and the client hears how the write ends."""
-    ledger = daemon.custody.ledger
+    ledger = daemon.core.ledger
 
     def too_late(_: StagedReceipt) -> bool:
         ledger.retry_failed()
@@ -121,7 +121,7 @@ def test_only_what_has_failed_here_can_be_given_up(
     receipt = tier.write_block("k", b"data")
     _fail(receipt)
     namesake = OpenReceipt(
-        Gate(Level.DURABLE), "k", nbytes=4, checksum=None, sequence=receipt.sequence
+        TierState(Level.DURABLE), "k", nbytes=4, checksum=None, sequence=receipt.sequence
     )
 
     assert not tier.discard(namesake)
@@ -141,63 +141,63 @@ def test_a_failure_made_good_is_forgotten_on_both_sides(
         tier.barrier()
 
     assert tier.failed == []
-    assert tier._book.failed() == {}
+    assert tier._pending_writes.failed() == {}
     assert [session._failed for session in daemon._sessions.values()] == [{}]
 
 
 FAILED = say.Failed(1, absorbed=False, failure=failure_of(disk_error()))
 
 
-def _book() -> tuple[Book, OpenReceipt]:
-    book = Book(Gate(Level.DURABLE), "/daemon")
-    return book, book.accept("k", 4, checksum=None, sequence=1)
+def _pending_writes() -> tuple[PendingWrites, OpenReceipt]:
+    pending_writes = PendingWrites(TierState(Level.DURABLE), "/daemon")
+    return pending_writes, pending_writes.accept("k", 4, checksum=None, sequence=1)
 
 
 def test_nobody_who_waits_believes_what_is_older_than_the_last_answer() -> None:
     """Three events had been told when the write was driven again; the last two are history."""
-    book, receipt = _book()
-    book.hear(FAILED)
-    book.reopen(book.failed(), events=3)
-    book.hear(FAILED)
+    pending_writes, receipt = _pending_writes()
+    pending_writes.hear(FAILED)
+    pending_writes.reopen(pending_writes.failed(), events=3)
+    pending_writes.hear(FAILED)
 
-    assert not book.wait(1, timeout=0.0)
-    book.hear(say.Driven(1))
+    assert not pending_writes.wait(1, timeout=0.0)
+    pending_writes.hear(say.Driven(1))
     assert not receipt.done
-    assert not book.wait(1, timeout=0.0)
-    book.hear(FAILED)
-    assert book.wait(1, timeout=0.0)
-    assert book.take_unreported() == [receipt]
+    assert not pending_writes.wait(1, timeout=0.0)
+    pending_writes.hear(FAILED)
+    assert pending_writes.wait(1, timeout=0.0)
+    assert pending_writes.take_unreported() == [receipt]
 
 
 def test_an_answer_that_comes_late_opens_nothing_again() -> None:
     """The write was driven, and failed once more, before the answer was looked at."""
-    book, receipt = _book()
-    book.hear(FAILED)
-    failed = book.failed()
+    pending_writes, receipt = _pending_writes()
+    pending_writes.hear(FAILED)
+    failed = pending_writes.failed()
     for event in (say.Driven(1), FAILED):
-        book.hear(event)
-    book.reopen(failed, events=3)
+        pending_writes.hear(event)
+    pending_writes.reopen(failed, events=3)
 
     assert receipt.done
-    assert book.wait(1, timeout=0.0)
+    assert pending_writes.wait(1, timeout=0.0)
 
 
 def test_a_daemon_may_tell_of_all_that_before_the_write_has_returned() -> None:
     """What it told last counts."""
-    book = Book(Gate(Level.DURABLE), "/daemon")
+    pending_writes = PendingWrites(TierState(Level.DURABLE), "/daemon")
     for event in (FAILED, say.Driven(1)):
-        book.hear(event)
-    receipt = book.accept("k", 4, checksum=None, sequence=1)
+        pending_writes.hear(event)
+    receipt = pending_writes.accept("k", 4, checksum=None, sequence=1)
 
     assert not receipt.done
-    assert not book.wait(1, timeout=0.0)
+    assert not pending_writes.wait(1, timeout=0.0)
 
 
 def test_nobody_waits_for_events_of_a_daemon_that_is_gone() -> None:
     """Neither for writes nor for what it would have told of them."""
-    book, _ = _book()
-    book.hear(FAILED)
-    book.reopen(book.failed(), events=3)
-    book.lose()
+    pending_writes, _ = _pending_writes()
+    pending_writes.hear(FAILED)
+    pending_writes.reopen(pending_writes.failed(), events=3)
+    pending_writes.lose()
 
-    assert book.wait(1, timeout=0.0)
+    assert pending_writes.wait(1, timeout=0.0)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kvio.staging.daemon.server import StageDaemon
 from kvio.testing.fakes import WrappedStore
-from kvio.wrappers.staging.daemon.server import StageDaemon
 from tests.staging.daemon.daemons import client_of, socket_path, until
 from tests.staging.medium import LONG_S, Medium
 

@@ -9,13 +9,13 @@ import socket
 import pytest
 
 import kvio
+from kvio.staging.daemon import connection_pool, sockets
+from kvio.staging.daemon import protocol as say
+from kvio.staging.daemon.client import DaemonTier
+from kvio.staging.daemon.connection_pool import ConnectionPool
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.options import TierOptions
 from kvio.testing.fakes import WrappedStore
-from kvio.wrappers.staging.daemon import lines, sockets
-from kvio.wrappers.staging.daemon import messages as say
-from kvio.wrappers.staging.daemon.client import DaemonTier
-from kvio.wrappers.staging.daemon.lines import Lines
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.options import TierOptions
 from tests.inside import wait_until_inside
 from tests.staging.daemon.daemons import client_of, socket_path
 from tests.staging.medium import LONG_S, Held, Medium, begin, disk_error
@@ -71,9 +71,9 @@ def test_a_daemon_that_cannot_store_leaves_no_writer_waiting(
     tier = client_of(store, daemon)
     store.wrapper.hold("a")
     tier.write_block("a", bytes(16 * PAGE))
-    custody = daemon.custody
-    monkeypatch.setattr(custody.drains, "drain_all", lambda _: None)
-    monkeypatch.setattr(custody.drains, "end", lambda _: True)
+    core = daemon.core
+    monkeypatch.setattr(core.drains, "drain_all", lambda _: None)
+    monkeypatch.setattr(core.drains, "end", lambda _: True)
     writer = Writer(tier, "b", 1).start_and_wait()
     closer = begin(daemon.close)
     closer.join(LONG_S)
@@ -83,7 +83,7 @@ def test_a_daemon_that_cannot_store_leaves_no_writer_waiting(
     assert writer.error is not None
     monkeypatch.undo()
     store.wrapper.let_go()
-    assert custody.drains.end(None)
+    assert core.drains.end(None)
     with pytest.raises(kvio.TierNotDrainedError):
         tier.close()
 
@@ -91,11 +91,11 @@ def test_a_daemon_that_cannot_store_leaves_no_writer_waiting(
 def test_a_daemon_does_not_wait_for_a_client_that_does_not_copy(
     store: WrappedStore[Medium],
     daemon: StageDaemon,
-    lines: Lines,
+    lines: ConnectionPool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Room that was granted and never filled is taken back after a while."""
-    monkeypatch.setattr("kvio.wrappers.staging.daemon.server._GRACE_S", 0.05)
+    monkeypatch.setattr("kvio.staging.daemon.server._GRACE_S", 0.05)
     with lines.line() as line:
         line.ask(say.Reserve("k", PAGE, "keep", "raise", None))
         daemon.close(timeout=LONG_S)
@@ -126,17 +126,17 @@ def test_a_connection_made_while_the_client_closes_is_closed_too(
 ) -> None:
     """Nobody else would."""
     made: list[socket.socket] = []
-    with tier._lines.line(), monkeypatch.context() as patched:
+    with tier._connections.line(), monkeypatch.context() as patched:
 
         def connect(path: str) -> socket.socket:
             made.append(sockets.connect(path))
-            tier._lines._closed = True
+            tier._connections._closed = True
             return made[0]
 
-        patched.setattr(lines, "connect", connect)
+        patched.setattr(connection_pool, "connect", connect)
         with pytest.raises(kvio.StoreClosedError):
             tier.stats()
-        tier._lines._closed = False
+        tier._connections._closed = False
 
     assert [sock.fileno() for sock in made] == [-1]
 
@@ -158,12 +158,12 @@ def test_a_clients_tier_refuses_in_a_forked_child(tier: DaemonTier) -> None:
         ):
             with pytest.raises(kvio.UnsupportedError, match="fork"):
                 call()
-        tier._lines._put(line)  # as a reader does that is dropped
+        tier._connections._put(line)  # as a reader does that is dropped
         tier.close()
 
-    line = tier._lines._take()
+    line = tier._connections._take()
     # Held at the fork: the child must not wait for them.
-    with tier._gate.lock, tier._lines._lock:
+    with tier._tier_state.lock, tier._connections._lock:
         pid = os.fork()
         if pid == 0:
             signal.alarm(int(LONG_S))  # a child that waits must not stay
@@ -174,7 +174,7 @@ def test_a_clients_tier_refuses_in_a_forked_child(tier: DaemonTier) -> None:
             finally:
                 os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
-    tier._lines._put(line)
+    tier._connections._put(line)
     tier.resume()
     assert receipt.wait(timeout=LONG_S).nbytes == 4
 
@@ -208,7 +208,7 @@ def test_a_wait_without_a_limit_ends_with_the_daemon(
 
     thread = begin(wait)
     wait_until_inside(thread, "wait_for")
-    tier._lines.events.shutdown(socket.SHUT_RDWR)
+    tier._connections.events.shutdown(socket.SHUT_RDWR)
     thread.join(LONG_S)
 
     assert ["is gone; what may not be stored: 'k'" in str(error) for error in errors] == [True]

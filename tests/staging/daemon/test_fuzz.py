@@ -12,14 +12,13 @@ from contextlib import suppress
 import pytest
 
 import kvio
+from kvio.staging.daemon import protocol as say
+from kvio.staging.daemon.protocol import ProtocolError
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.daemon.sockets import connect, name_of, receive
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
 from kvio.types import Level
-from kvio.wrappers.staging.daemon import messages as say
-from kvio.wrappers.staging.daemon.fields import ProtocolError
-from kvio.wrappers.staging.daemon.naming import name_of
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.daemon.sockets import connect, receive
 from tests.staging.daemon.daemons import serving, until
 from tests.staging.medium import LONG_S, Medium, open_medium
 
@@ -32,7 +31,7 @@ class Stranger:
 
     def __init__(self, daemon: StageDaemon, choose: random.Random) -> None:
         self.choose = choose
-        name = name_of(daemon.custody.store.url)
+        name = name_of(daemon.core.store.url)
         self.events = connect(daemon.path)
         self.events.send(say.encode(say.Hello(say.NO_SESSION, name)))
         welcome, _fd = self._first()
@@ -86,7 +85,7 @@ class Stranger:
 
 
 def _is_answered(data: bytes) -> bool:
-    """Tell whether the daemon will say something, if only good-bye."""
+    """Return whether the daemon will say something, if only good-bye."""
     return not isinstance(_decoded(data), say.Ask | say.Release)
 
 
@@ -147,12 +146,12 @@ def test_no_bytes_crash_the_daemon_or_disturb_another_client() -> None:
             assert receipt.wait(timeout=LONG_S).nbytes == len(data)
         tier.barrier(timeout=LONG_S)
         assert daemon._accepting.is_alive()
-        ledger = daemon.custody.ledger
+        ledger = daemon.core.ledger
         until(lambda: not ledger.progress.unsettled)  # what the strangers wrote
         for entry in [*ledger.failed.values()]:
             ledger.discard(entry.receipt)
     assert said > ROUNDS
-    assert ledger.room.used_bytes == 0
+    assert ledger.allocator.used_bytes == 0
     store.close()
 
 

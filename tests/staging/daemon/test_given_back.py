@@ -7,21 +7,23 @@ import threading
 import pytest
 
 import kvio
+from kvio.staging.daemon import protocol as say
+from kvio.staging.daemon import server
+from kvio.staging.daemon.client import DaemonTier
+from kvio.staging.daemon.connection_pool import ConnectionPool
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.daemon.sockets import receive, send
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
-from kvio.wrappers.staging.daemon import messages as say
-from kvio.wrappers.staging.daemon import sessions
-from kvio.wrappers.staging.daemon.client import DaemonTier
-from kvio.wrappers.staging.daemon.lines import Lines
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.daemon.sockets import receive, send
 from tests.staging.daemon.daemons import client_of, open_files, until
 from tests.staging.medium import LONG_S, Medium
 
 PAGE = 4096
 
 
-def test_room_of_a_client_that_is_gone_is_given_back(tier: DaemonTier, lines: Lines) -> None:
+def test_room_of_a_client_that_is_gone_is_given_back(
+    tier: DaemonTier, lines: ConnectionPool
+) -> None:
     """Between reserve and commit the room is the connection's, and nothing is staged."""
     with lines.line() as line:
         assert isinstance(line.ask(say.Reserve("k", 9 * PAGE, "keep", "raise", None)), say.Grant)
@@ -32,7 +34,7 @@ def test_room_of_a_client_that_is_gone_is_given_back(tier: DaemonTier, lines: Li
     assert not tier.contains("k")
 
 
-def test_a_limit_may_be_as_long_as_can_be_said(tier: DaemonTier, lines: Lines) -> None:
+def test_a_limit_may_be_as_long_as_can_be_said(tier: DaemonTier, lines: ConnectionPool) -> None:
     """Longer than a lock can wait; and nobody has to say so."""
     tier.pause()
     tier.write_block("w", bytes(9 * PAGE))
@@ -45,7 +47,9 @@ def test_a_limit_may_be_as_long_as_can_be_said(tier: DaemonTier, lines: Lines) -
     assert tier.write_block("y", b"", timeout=1e30).wait(timeout=LONG_S)
 
 
-def test_room_goes_to_who_waits_when_its_holder_is_gone(tier: DaemonTier, lines: Lines) -> None:
+def test_room_goes_to_who_waits_when_its_holder_is_gone(
+    tier: DaemonTier, lines: ConnectionPool
+) -> None:
     """A writer that was pushed back goes on."""
     with lines.line() as line:
         line.ask(say.Reserve("k", 9 * PAGE, "keep", "raise", None))
@@ -57,7 +61,7 @@ def test_room_goes_to_who_waits_when_its_holder_is_gone(tier: DaemonTier, lines:
     assert bytes(tier.read_block("w")) == bytes(9 * PAGE)
 
 
-def test_who_waits_for_room_and_is_gone_takes_none(tier: DaemonTier, lines: Lines) -> None:
+def test_who_waits_for_room_and_is_gone_takes_none(tier: DaemonTier, lines: ConnectionPool) -> None:
     """The room that comes too late goes back."""
     tier.pause()
     tier.write_block("w", bytes(9 * PAGE))
@@ -72,7 +76,9 @@ def test_who_waits_for_room_and_is_gone_takes_none(tier: DaemonTier, lines: Line
     assert not tier.contains("k")
 
 
-def test_bytes_that_a_client_read_when_it_went_are_let_go(tier: DaemonTier, lines: Lines) -> None:
+def test_bytes_that_a_client_read_when_it_went_are_let_go(
+    tier: DaemonTier, lines: ConnectionPool
+) -> None:
     """Until then they stay where they are, though they are stored and gone from the tier."""
     tier.pause()
     receipt = tier.write_block("k", b"data")
@@ -87,7 +93,7 @@ def test_bytes_that_a_client_read_when_it_went_are_let_go(tier: DaemonTier, line
 
 
 def test_a_key_that_a_client_wrote_past_the_tier_is_free_again(
-    tier: DaemonTier, lines: Lines, store: WrappedStore[Medium]
+    tier: DaemonTier, lines: ConnectionPool, store: WrappedStore[Medium]
 ) -> None:
     """Drains stand back while it writes, and go on when it is gone."""
     with lines.line() as line:
@@ -101,7 +107,9 @@ def test_a_key_that_a_client_wrote_past_the_tier_is_free_again(
     assert store.wrapper.peek("k") == b"data"
 
 
-def test_staged_bytes_are_not_dropped_on_a_clients_word(tier: DaemonTier, lines: Lines) -> None:
+def test_staged_bytes_are_not_dropped_on_a_clients_word(
+    tier: DaemonTier, lines: ConnectionPool
+) -> None:
     """Who says that it wrote past the tier, and did not, is found out."""
     tier.pause()
     tier.write_block("k", b"staged")
@@ -161,10 +169,10 @@ def test_clients_that_come_and_go_leave_nothing_behind(
 
 
 def test_a_client_that_does_not_listen_is_given_up(
-    tier: DaemonTier, lines: Lines, daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
+    tier: DaemonTier, lines: ConnectionPool, daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its events are not kept for ever, its writes are stored, and nobody waits for it."""
-    monkeypatch.setattr(sessions, "MAX_EVENTS", 3)
+    monkeypatch.setattr(server, "MAX_EVENTS", 3)
     for n in range(3000):  # far more than its socket holds
         with lines.line() as line:
             grant = line.ask(say.Reserve(f"k{n % 7}", 0, "replace", "block", None))

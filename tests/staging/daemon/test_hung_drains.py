@@ -6,9 +6,9 @@ import pytest
 
 import kvio
 from kvio import MiB
+from kvio.staging.daemon.server import StageDaemon
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
-from kvio.wrappers.staging.daemon.server import StageDaemon
 from tests.staging.daemon.daemons import client_of, serving, until
 from tests.staging.hung import Hung
 from tests.staging.medium import LONG_S, Medium
@@ -19,7 +19,7 @@ PAGE = 4096
 @pytest.fixture(autouse=True)
 def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what goes to the store go through 8 pages."""
-    monkeypatch.setattr("kvio.wrappers.staging.daemon.custody._RING_BYTES", 8 * PAGE)
+    monkeypatch.setattr("kvio.staging.daemon.engine._RING_BYTES", 8 * PAGE)
 
 
 @pytest.mark.slow
@@ -73,5 +73,5 @@ def test_a_buffer_full_of_hung_calls_is_told_in_words(store: WrappedStore[Medium
 
 
 def _ring_is_free(daemon: StageDaemon) -> bool:
-    with daemon.custody.drains.ring.lend(0):
-        return daemon.custody.drains.ring.lent_bytes == 0
+    with daemon.core.drains.ring.lend(0):
+        return daemon.core.drains.ring.lent_bytes == 0

@@ -173,9 +173,9 @@ def test_a_daemon_takes_the_place_of_one_that_was_killed(url: str, path: str) ->
 _PARENT = """
 import os, signal, sys
 import kvio
-from kvio.wrappers.staging.daemon import messages as say
+from kvio.staging.daemon import protocol as say
 tier = kvio.stage(kvio.open_store(sys.argv[1]), daemon=sys.argv[2])
-with tier._lines.line() as line:
+with tier._connections.line() as line:
     line.ask(say.Reserve("k", 9000, "keep", "raise", None))
     if os.fork() == 0:
         os.write(1, b"x")

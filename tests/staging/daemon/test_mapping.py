@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvio import KiB, MiB
+from kvio.staging.allocator import Span
+from kvio.staging.daemon.client import DaemonTier, PageMapping
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.host import HostMemory
 from kvio.testing.fakes import WrappedStore
-from kvio.wrappers.staging.daemon.client import DaemonTier
-from kvio.wrappers.staging.daemon.pages import PageMapping
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.extents import Span
-from kvio.wrappers.staging.host import HostMemory
 from tests.staging.daemon.daemons import client_of, open_files, serving, until
 from tests.staging.medium import Medium
 from tests.staging.test_pages import address_of, smaps_of
@@ -27,8 +26,8 @@ def mapped_bytes(tier: DaemonTier) -> int:
 
 def file_bytes(daemon: StageDaemon) -> int:
     """Ask the kernel how many bytes the memory itself has."""
-    assert daemon.custody.memory.fd is not None
-    return os.fstat(daemon.custody.memory.fd).st_blocks * 512
+    assert daemon.core.memory.fd is not None
+    return os.fstat(daemon.core.memory.fd).st_blocks * 512
 
 
 def mapped(tier: DaemonTier) -> DaemonTier:
@@ -53,7 +52,7 @@ def test_huge_pages_are_had_where_the_machine_gives_them(store: WrappedStore[Med
     if not switch.exists() or not {"[advise]", "[always]"} & set(switch.read_text().split()):
         pytest.skip("this system gives no huge pages to shared memory (shmem_enabled)")
     with serving(store, 8 * MiB, populate=True) as daemon, client_of(store, daemon) as tier:
-        for memory in (daemon.custody.memory, mapped(tier)._memory):
+        for memory in (daemon.core.memory, mapped(tier)._memory):
             (view,) = memory.views([Span(0, 1)])
             assert smaps_of(address_of(view))["ShmemPmdMapped"] != "0 kB"
 
@@ -77,7 +76,7 @@ def test_memory_that_was_given_back_is_not_taken_again(store: WrappedStore[Mediu
 
 def test_holes_are_looked_for_while_it_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that goes back between two steps stays where it went, whatever was seen before."""
-    monkeypatch.setattr("kvio.wrappers.staging.daemon.pages._STEP_BYTES", MiB)
+    monkeypatch.setattr("kvio.staging.daemon.client._STEP_BYTES", MiB)
     memory = HostMemory(8 * MiB, shared=True, populate=True)
     assert memory.fd is not None
     own = HostMemory(8 * MiB, fd=memory.fd)

@@ -11,14 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import kvio
+from kvio.staging.allocator import Span
+from kvio.staging.daemon import protocol as say
+from kvio.staging.daemon.protocol import MAX_BYTES, ProtocolError, error_of, failure_of
+from kvio.staging.daemon.sockets import name_of
+from kvio.staging.options import TierStats
 from kvio.types import IOMode, Level
 from kvio.url import Secret, StoreURL
-from kvio.wrappers.staging.daemon import messages as say
-from kvio.wrappers.staging.daemon.faults import error_of, failure_of
-from kvio.wrappers.staging.daemon.fields import MAX_BYTES, ProtocolError
-from kvio.wrappers.staging.daemon.naming import name_of
-from kvio.wrappers.staging.extents import Span
-from kvio.wrappers.staging.stats import TierStats
 
 _KEYS = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9._=@+-]{0,20}(/[a-z0-9]{1,9}){0,3}\Z")
 _U64 = st.integers(0, (1 << 64) - 1)

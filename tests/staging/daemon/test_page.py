@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import kvio
+from kvio.staging.daemon import protocol
+from kvio.staging.daemon import protocol as say
+from kvio.staging.daemon.protocol import MAX_BYTES
 from kvio.types import IOMode
-from kvio.wrappers.staging.daemon import faults
-from kvio.wrappers.staging.daemon import messages as say
-from kvio.wrappers.staging.daemon.fields import MAX_BYTES
 from tests import snippets
 from tests.staging.daemon.daemons import serving
 
@@ -41,7 +41,7 @@ def test_the_table_has_every_message_and_its_fields() -> None:
 def test_limits_and_lists_are_those_of_the_code() -> None:
     """Sizes, modes, kinds of errors."""
     modes = ", ".join(mode.value for mode in IOMode)
-    kinds = ", ".join(kind.__name__ for kind in faults._KINDS)
+    kinds = ", ".join(kind.__name__ for kind in protocol._KINDS)
 
     assert f"at most {MAX_BYTES} bytes" in TEXT
     assert f"the version as u16 ({say.VERSION})" in TEXT

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis.stateful import invariant, rule
 
 import kvio
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.options import TierOptions
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.options import TierOptions
 from tests.staging.medium import LONG_S
 from tests.staging.test_tier_stateful import CAPACITY, TierMachine, keys
 
@@ -51,7 +51,7 @@ class ClientMachine(TierMachine):
     @invariant()
     def has_nothing_pinned(self) -> None:
         """Between calls a client holds neither room nor bytes."""
-        assert self.daemon.custody.ledger.filling == 0
+        assert self.daemon.core.ledger.filling == 0
 
 
 TestClient = ClientMachine.TestCase

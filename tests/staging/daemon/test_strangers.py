@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import kvio
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.options import TierOptions
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.options import TierOptions
 from tests.staging.daemon.daemons import socket_path
 
 STRANGER = 54321
@@ -153,8 +153,8 @@ _ROOTS_CLIENT = "\n".join(
 _USERS_DAEMON = """
 import os, sys, tempfile
 import kvio
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.options import TierOptions
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.options import TierOptions
 
 def serve(path):
     options = TierOptions(drain_threads=1)

@@ -12,31 +12,27 @@ from typing import ClassVar, Self
 
 from kvio._native import EXHAUSTED, LeafTable, Permissions, lib, make_template, open_dir
 from kvio.abc import Backend, RawBlock, RunAll, Source
-from kvio.backends.posix import large, outcome, stream
-from kvio.backends.posix.engine import Engine
-from kvio.backends.posix.layout import (
-    Directories,
-    key_of,
-    make_fan_out,
-    place_of,
-    walk_files,
-)
-from kvio.backends.posix.modes import chooser
-from kvio.backends.posix.options import PosixOptions, options_from_url
-from kvio.backends.posix.quick import Quick
-from kvio.backends.posix.raw import RawFile
-from kvio.backends.posix.root import (
+from kvio.backends.posix import large, outcome, streams
+from kvio.backends.posix.directories import (
     CALIBRATION_NAME,
     TEMP_MARK,
+    Directories,
     RootWatch,
     is_leftover,
+    key_of,
+    make_fan_out,
     open_root,
+    place_of,
     read_calibration,
     reopen_root,
     temp_prefix,
+    walk_files,
 )
-from kvio.buffers import BouncePool, total_bytes
-from kvio.descriptors import SHARED, retrying
+from kvio.backends.posix.engine import Engine, chooser
+from kvio.backends.posix.options import PosixOptions, options_from_url
+from kvio.backends.posix.quick import Quick
+from kvio.backends.posix.streams import RawFile
+from kvio.core.buffers import BouncePool, ram_bytes, total_bytes
 from kvio.errors import (
     AccessDeniedError,
     BlockNotFoundError,
@@ -45,11 +41,11 @@ from kvio.errors import (
     UnsupportedError,
     storage_error,
 )
-from kvio.medium import NOT_WRITABLE, Medium, examine, examine_to_read
-from kvio.permissions import group_number
-from kvio.policies import BY_SIZE, CACHE_AWARE, Always, Policy, load_calibration
-from kvio.policies import Hybrid as HybridPolicy
-from kvio.system_memory import ram_bytes
+from kvio.filesystem.descriptors import SHARED, retrying
+from kvio.filesystem.io_mode import BY_SIZE, CACHE_AWARE, Always, Policy, load_calibration
+from kvio.filesystem.io_mode import Hybrid as HybridPolicy
+from kvio.filesystem.medium import NOT_WRITABLE, Medium, examine, examine_to_read
+from kvio.filesystem.permissions import group_number
 from kvio.types import (
     BlockResult,
     Blocks,
@@ -318,7 +314,7 @@ class PosixBackend(Backend):
             raise self._read_only_error("write", key)
         if self._root.check_first:
             self._root.check(key)
-        return stream.write(self._engine, key, source, nbytes, at_least, if_exists)
+        return streams.write(self._engine, key, source, nbytes, at_least, if_exists)
 
     def read_block_into(
         self,

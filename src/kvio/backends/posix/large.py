@@ -9,26 +9,17 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvio import _native
 from kvio._native import lib
 from kvio._native.signals import reraise
-from kvio.backends.posix.engine import IF_EXISTS, Engine
+from kvio.backends.posix.engine import Engine
 from kvio.types import Cancellation, IfExists, KiB, Parts, Receipt
 
 _MIN_SEGMENTS = 2
 #: A bounce buffer holds a segment, and room for padding, trailer and an unaligned start.
 _SPARE = 64 * KiB
-
-
-class Settings(NamedTuple):
-    """The settings that all calls for the ranges of a block share."""
-
-    flags: int
-    if_exists: int
-    verify: str
-    cancel: Cancellation
 
 
 def helps_write(engine: Engine, parts: Parts, nbytes: int) -> bool:
@@ -57,84 +48,100 @@ def write(
     if_exists: IfExists,
     cancel: Cancellation | None,
 ) -> Receipt:
-    """Write one block in segments, or raise why not."""
+    """Write one block in segments, or raise its error."""
     cancel = cancel or Cancellation()
-    segments = partial(_write_segments, engine, if_exists, cancel)
-    return engine.write_one(key, parts, nbytes, if_exists, cancel, function=segments)
+    steps = _SegmentedWrite(engine, if_exists, cancel)
+    return engine.write_one(key, parts, nbytes, if_exists, cancel, steps=steps)
 
 
 def read(engine: Engine, key: str, parts: Parts, nbytes: int, cancel: Cancellation | None) -> int:
-    """Read one whole block in segments, or raise why not."""
+    """Read one whole block in segments, or raise its error."""
     cancel = cancel or Cancellation()
-    segments = partial(_read_segments, engine, cancel)
-    return engine.read_one(key, parts, nbytes, cancel, function=segments)
+    return engine.read_one(key, parts, nbytes, cancel, steps=_SegmentedRead(engine, cancel))
 
 
-def _write_segments(
-    engine: Engine,
-    if_exists: IfExists,
-    cancel: Cancellation,
-    call: Any,
-    ops: Any,
-    _count: int,
-) -> int:
-    """Do what ``kvio_write_batch`` does for one operation, in segments."""
-    op = ops + 0  # a pointer, whether an array or an operation was given
-    op.fd = -1
-    try:
-        begun = lib.kvio_write_begin(call, op)
-        if begun:
-            return int(begun == 1)
-        op.status = -errno.ECANCELED  # until all of it is written
-        *cuts, last = _cuts(op.nbytes, engine.options.segment_bytes)
-        settings = Settings(engine.write_flags, IF_EXISTS[if_exists], "full", cancel)
-        status = _run_ranges(engine, lib.kvio_write_range, settings, op, cuts)
-        if status == 0:
-            crc = _native.ffi.new("uint32_t *", op.crc)
-            status = lib.kvio_write_range(call, op, *last, crc)
-            op.crc = crc[0]
+class _SegmentedWrite:
+    """The steps of a write: all segments but the last at once, the last with the trailer."""
+
+    def __init__(self, engine: Engine, if_exists: IfExists, cancel: Cancellation) -> None:
+        self._engine = engine
+        self._if_exists: IfExists = if_exists
+        self._cancel = cancel
+
+    def transfer(self, call: Any, op: Any) -> None:
+        engine = self._engine
+        op.fd = -1
+        try:
+            if lib.kvio_write_begin(call, op):
+                return  # the existing block was kept, or the write failed
+            op.status = -errno.ECANCELED  # until all of it is written
+            *cuts, last = _cuts(op.nbytes, engine.options.segment_bytes)
+            make_call = partial(
+                engine.make_call, engine.write_flags, self._if_exists, cancel=self._cancel
+            )
+            run = partial(_run_range, engine, lib.kvio_write_range, make_call, op)
+            status = _run_ranges(engine, run, op, cuts, self._cancel)
+            if status == 0:
+                crc = _native.ffi.new("uint32_t *", op.crc)
+                status = lib.kvio_write_range(call, op, *last, crc)
+                op.crc = crc[0]
+            op.status = status
+            if status == 0:
+                lib.kvio_write_end(call, op)
+            else:
+                op.site = lib.KVIO_SITE_WRITE
+        finally:
+            lib.kvio_write_abort(call, op)  # drops a temporary that is still there
+
+
+class _SegmentedRead:
+    """The steps of a read: all segments at once, then the check of the joined checksum."""
+
+    def __init__(self, engine: Engine, cancel: Cancellation) -> None:
+        self._engine = engine
+        self._cancel = cancel
+
+    def transfer(self, call: Any, op: Any) -> None:
+        engine, verify = self._engine, self._engine.options.verify
+        op.fd = -1
+        try:
+            if lib.kvio_read_begin(call, op) < 0:
+                return
+            op.status = -errno.ECANCELED  # until all of it is read
+            stored = op.crc
+            make_call = partial(engine.make_call, engine.flags, verify=verify, cancel=self._cancel)
+            run = partial(_run_range, engine, lib.kvio_read_range, make_call, op)
+            cuts = _cuts(op.nbytes, engine.options.segment_bytes)
+            status = _run_ranges(engine, run, op, cuts, self._cancel)
+        finally:
+            lib.kvio_read_end(call, op)
+        checked = verify == "full" and op.flags & lib.KVIO_OP_HAS_CHECKSUM
+        if status == 0 and checked and op.crc != stored:
+            status, op.site = lib.KVIO_CORRUPT, lib.KVIO_BAD_PAYLOAD
+        elif status == lib.KVIO_CORRUPT:
+            op.site = lib.KVIO_BAD_SHORT
+        elif status:
+            op.site = lib.KVIO_SITE_READ
         op.status = status
-        if status == 0:
-            return int(lib.kvio_write_end(call, op) == 0)
-        op.site = lib.KVIO_SITE_WRITE
-        return 0
-    finally:
-        lib.kvio_write_abort(call, op)  # drops a temporary that is still there
-
-
-def _read_segments(engine: Engine, cancel: Cancellation, call: Any, ops: Any, _count: int) -> int:
-    """Do what ``kvio_read_batch`` does for one operation, in segments."""
-    op = ops + 0
-    op.fd = -1
-    try:
-        if lib.kvio_read_begin(call, op) < 0:
-            return 0
-        op.status = -errno.ECANCELED  # until all of it is read
-        stored = op.crc
-        settings = Settings(engine.flags, 0, engine.options.verify, cancel)
-        cuts = _cuts(op.nbytes, engine.options.segment_bytes)
-        status = _run_ranges(engine, lib.kvio_read_range, settings, op, cuts)
-    finally:
-        lib.kvio_read_end(call, op)
-    checked = engine.options.verify == "full" and op.flags & lib.KVIO_OP_HAS_CHECKSUM
-    if status == 0 and checked and op.crc != stored:
-        status, op.site = lib.KVIO_CORRUPT, lib.KVIO_BAD_PAYLOAD
-    elif status == lib.KVIO_CORRUPT:
-        op.site = lib.KVIO_BAD_SHORT
-    elif status:
-        op.site = lib.KVIO_SITE_READ
-    op.status = status
-    return int(status == 0)
 
 
 def _run_ranges(
-    engine: Engine, function: Any, settings: Settings, op: Any, cuts: list[tuple[int, int]]
+    engine: Engine,
+    run: Callable[[int, int], tuple[int, int]],
+    op: Any,
+    cuts: list[tuple[int, int]],
+    cancel: Cancellation,
 ) -> int:
     """Transfer consecutive ranges at once, and combine their checksums into op.crc."""
-    tasks: list[Callable[[], tuple[int, int]]] = [
-        partial(_run_range, engine, function, settings, op, start, length) for start, length in cuts
-    ]
-    answers = engine.run_all(tasks)
+
+    def task(start: int, nbytes: int) -> tuple[int, int]:
+        try:
+            return run(start, nbytes)
+        except BaseException:
+            cancel.request()  # the others stop
+            raise
+
+    answers = engine.run_all([partial(task, *cut) for cut in cuts])
     op.crc = _native.crc32c_combine(
         (crc, length) for (_, crc), (_, length) in zip(answers, cuts, strict=True)
     )
@@ -142,18 +149,20 @@ def _run_ranges(
 
 
 def _run_range(
-    engine: Engine, function: Any, settings: Settings, op: Any, start: int, nbytes: int
+    engine: Engine,
+    function: Any,
+    make_call: Callable[..., Any],
+    op: Any,
+    start: int,
+    nbytes: int,
 ) -> tuple[int, int]:
+    """Transfer one range; return its status and checksum."""
     bounce = engine.bounce.take() if op.mode_taken == lib.KVIO_MODE_DIRECT else None
     try:
-        call = engine.make_call(*settings, bounce)
         crc = _native.ffi.new("uint32_t *")
-        status = function(call, op, start, nbytes, crc)
+        status = function(make_call(bounce=bounce), op, start, nbytes, crc)
         reraise()
         return status, crc[0]
-    except BaseException:
-        settings.cancel.request()
-        raise
     finally:
         if bounce is not None:
             engine.bounce.give(bounce)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from kvio._native import PRIVATE
 from kvio.errors import ConfigError
-from kvio.permissions import check_dir_mode, check_file_mode
+from kvio.filesystem.permissions import check_dir_mode, check_file_mode
 from kvio.types import Durability, KiB, Layout, MiB, Verify, check_namespace
 from kvio.url import PermissionBits, StoreURL, typed_options
 

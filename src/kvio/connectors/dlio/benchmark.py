@@ -1,20 +1,129 @@
-"""Wrap DLIO's benchmark: fill in options, stop all ranks on an error, check the block counts."""
+"""Check the options of a run, and at its end the blocks that every rank wrote and read."""
 
 from __future__ import annotations
 
+import logging
+import math
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from dlio_benchmark.utils.utility import DLIOMPI
 
 from kvio.connectors.dlio import counts
-from kvio.connectors.dlio.checking import check_counts, check_options, report
+from kvio.connectors.dlio.checkpoints import _Checkpointing
+from kvio.connectors.dlio.counts import Counts, Moved
 from kvio.connectors.dlio.defaults import filled_in, goes_through_kvio
-from kvio.connectors.dlio.versions import Release
+from kvio.connectors.dlio.loader import KvioLoader
+from kvio.connectors.dlio.plan import checkpoints_of, workload_of
+from kvio.connectors.dlio.readers import KvioReader
+from kvio.connectors.dlio.settings import PlanError
+from kvio.connectors.dlio.versions import PYPI, Release
+from kvio.errors import ConfigError, UnsupportedError
+from kvio.types import MiB
+
+_CLASSES: Final = {
+    "data_loader_classname": "data_loader_class",
+    "reader_classname": "reader_class",
+    "checkpoint_mechanism_classname": "checkpoint_mechanism_class",
+}
+#: Both forms of the enumeration's str(), which depends on the Python version.
+_ON_DEMAND: Final = ("on_demand", "ReadType.ON_DEMAND")
+
+
+def check_options(args: Any) -> None:
+    """Refuse a run whose reads would bypass kvio or could not start.
+
+    Raises:
+        PlanError: DLIO did not find a named class, which it does not report; or the reader is not
+            kvio's.
+        UnsupportedError: blocks would be cached in memory.
+        ConfigError: there are more threads than samples; DLIO divides by samples per thread.
+    """
+    for option, found in _CLASSES.items():
+        if getattr(args, option) is not None and getattr(args, found) is None:
+            raise PlanError(
+                f"DLIO did not find {option}={getattr(args, option)} and would have ignored it"
+            )
+    if args.generate_only:
+        return
+    if not _is(args.reader_class, KvioReader):
+        raise PlanError(
+            "storage_type is parallel_fs, but the reader is not kvio's: DLIO's readers open paths; "
+            "remove reader_classname"
+        )
+    if str(args.read_type) not in _ON_DEMAND:
+        raise UnsupportedError(
+            f"reader.read_type={args.read_type} caches blocks between epochs, but kvio reads each "
+            "block when it is needed; use on_demand"
+        )
+    one = workload_of(args).training
+    share = math.ceil(one.files * one.samples_per_file / one.ranks)
+    if str(args.data_loader_sampler) == "iterative" and args.read_threads > share:
+        raise ConfigError(
+            f"read_threads={args.read_threads}, but a rank has {share} samples: DLIO needs at "
+            "least one sample per thread; reduce read_threads"
+        )
+
+
+def report(found: Sequence[Counts]) -> None:
+    """Log what every rank wrote and read, and the time from the first block to the last."""
+    for rank, one in enumerate(found):
+        logging.info(f"[KVIO] rank {rank}: {_summary(one)}")
+    if len(found) > 1:
+        logging.info(f"[KVIO] all {len(found)} ranks: {_summary(sum(found, Counts()))}")
+
+
+def _summary(one: Counts) -> str:
+    return (
+        f"wrote {_blocks(one.writes)}, read {_blocks(one.reads)}; checkpoints: "
+        f"wrote {_blocks(one.checkpoint_writes)}, read {_blocks(one.checkpoint_reads)}"
+    )
+
+
+def check_counts(args: Any, found: Sequence[Counts], release: Release) -> None:
+    """Compare the blocks that went through kvio with the workload.
+
+    kvio's loader reads exactly the planned blocks. DLIO's loader reads ahead, so it reads at least
+    the planned blocks.
+
+    Raises:
+        PlanError: the counts differ; the error lists every difference.
+    """
+    workload = workload_of(args)
+    wrong = []
+    written = sum(one.writes.blocks for one in found)
+    if written != workload.writes():
+        wrong.append(f"{written} samples were written of {workload.writes()}")
+    exact = _is(args.data_loader_class, KvioLoader)
+    for rank, one in enumerate(found):
+        planned = workload.reads(rank) if exact else workload.least_reads(rank)
+        reads = one.reads.blocks
+        if reads < planned or (exact and reads > planned):
+            wrong.append(f"rank {rank} read {reads} samples of {planned}")
+        if release is PYPI and _is(args.checkpoint_mechanism_class, _Checkpointing):
+            planned = checkpoints_of(args, workload, rank=rank).writes()
+            saved = one.checkpoint_writes.blocks
+            if saved != planned:
+                wrong.append(f"rank {rank} wrote {saved} checkpoint files of {planned}")
+    if wrong:
+        raise PlanError(f"not all of this run went through kvio: {'; '.join(wrong)}")
+
+
+def _is(found: Any, kind: type[Any]) -> bool:
+    return isinstance(found, type) and issubclass(found, kind)
+
+
+def _blocks(moved: Moved) -> str:
+    window = f" in {moved.seconds:.3f} s" if moved.blocks else ""
+    return f"{moved.blocks} blocks ({moved.nbytes / MiB:.1f} MiB){window}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Wrap DLIO's benchmark: fill in options, stop all ranks on an error, check the block counts.
 
 
 def watched(original: Any, release: Release) -> Any:

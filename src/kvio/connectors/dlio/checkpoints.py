@@ -10,7 +10,7 @@ import numpy as np
 from dlio_benchmark.checkpointing.base_checkpointing import BaseCheckpointing
 
 from kvio.connectors.dlio import blocks
-from kvio.connectors.dlio.names import key_of
+from kvio.connectors.dlio.settings import key_of
 
 _DTYPES: Final = {
     "int8": "i1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import mmap
 import os
@@ -15,7 +16,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from kvio.connectors.dlio import scratch
+_PREFIX: Final = "kvio-dlio-"
+
+
+def make(purpose: str, *, parent: str | None = None) -> str:
+    """Create a directory with this process's id in its name; first remove those of dead processes.
+
+    Raises:
+        OSError: the parent directory is not writable.
+    """
+    parent = tempfile.gettempdir() if parent is None else parent
+    prefix = f"{_PREFIX}{purpose}-"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):
+            owner = name.removeprefix(prefix).partition("-")[0]
+            if name.startswith(prefix) and owner.isdigit() and not _alive(int(owner)):
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent)
+
+
+def _alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Count blocks in every process of a rank, also in workers that die.
+
 
 #: The environment variable with the directory for the counts of a rank and all its workers.
 VARIABLE: Final = "KVIO_DLIO_COUNTS"
@@ -98,7 +124,7 @@ def begin() -> None:
     """Start counting for this rank and for processes that it starts from now on."""
     if VARIABLE in os.environ and os.path.isdir(os.environ[VARIABLE]):
         return
-    directory = scratch.make("counts")
+    directory = make("counts")
     os.environ[VARIABLE] = directory
     _begun.append((directory, os.getpid()))
     atexit.register(end)

@@ -20,8 +20,7 @@ from dlio_benchmark.common.enumerations import DataLoaderType, DatasetType
 from dlio_benchmark.data_loader.base_data_loader import BaseDataLoader
 from dlio_benchmark.reader.reader_factory import ReaderFactory
 
-from kvio.connectors.dlio.describing import workload_of
-from kvio.connectors.dlio.plan import Read
+from kvio.connectors.dlio.plan import Read, workload_of
 
 _READS_AHEAD: Final = 2  # per thread: one running and one queued
 

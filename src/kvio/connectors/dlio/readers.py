@@ -12,8 +12,8 @@ from typing import Any
 from dlio_benchmark.reader.reader_handler import FormatReader
 
 from kvio.connectors.dlio import blocks, decoding, indexed
-from kvio.connectors.dlio.names import key_of
 from kvio.connectors.dlio.plan import INDEXED
+from kvio.connectors.dlio.settings import key_of
 
 
 class KvioReader(FormatReader):  # type: ignore[misc, unused-ignore]  # DLIO has no types

@@ -1,17 +1,51 @@
-"""Parse and check the settings of a run."""
+"""Parse and check the settings of a run; convert DLIO's paths to keys."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import posixpath
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 from urllib.parse import quote
 
-from kvio.errors import ConfigError
+from kvio.errors import ConfigError, InvalidKeyError, KvioError
+from kvio.types import check_key
+
+
+class PlanError(KvioError):
+    """The run did not write or read the blocks that its workload requires."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Convert DLIO's paths to keys: a key is the path without a leading ``/``.
+
+
+def key_of(name: object) -> str:
+    """Return the key of a path; ``/data/a``, ``data/a`` and ``./data/a`` have the same key.
+
+    Raises:
+        InvalidKeyError: the path has ``..`` or a character that is invalid in keys.
+    """
+    text = str(name)
+    if ".." in text.split("/"):
+        raise InvalidKeyError(f"DLIO's folder {text!r} goes up with '..': kvio keys cannot")
+    key = posixpath.normpath(f"/{text}").lstrip("/")
+    check_key(key)
+    return key
+
+
+def path_of(name: object) -> str:
+    """Return the absolute path of a key, which DLIO can make absolute again without a change."""
+    return f"/{key_of(name)}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Parse and check the settings of a run.
+
 
 #: The environment variable for all ranks and workers: a store's URL, or JSON.
 VARIABLE: Final = "KVIO_DLIO"

@@ -9,7 +9,7 @@ from dlio_benchmark.common.enumerations import MetadataType, NamespaceType
 from dlio_benchmark.storage.storage_handler import DataStorage, Namespace
 
 from kvio.connectors.dlio import blocks
-from kvio.connectors.dlio.names import key_of, path_of
+from kvio.connectors.dlio.settings import key_of, path_of
 from kvio.types import BlockStatus
 
 

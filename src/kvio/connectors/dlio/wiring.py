@@ -17,7 +17,7 @@ from dlio_benchmark.storage.storage_factory import StorageFactory
 from dlio_benchmark.utils.config import ConfigArguments
 
 from kvio.connectors.dlio.benchmark import watched
-from kvio.connectors.dlio.staging import StagedGenerator
+from kvio.connectors.dlio.generation import StagedGenerator
 from kvio.connectors.dlio.storage import KvioStorage
 from kvio.connectors.dlio.versions import Release, check_signature, identify
 from kvio.errors import UnsupportedError

@@ -23,15 +23,12 @@ from typing import Final, TypeAlias
 import pytest
 
 import kvio
+from kvio.staging.daemon import protocol as say
+from kvio.staging.daemon import server
+from kvio.staging.daemon.protocol import MAX_BYTES, ProtocolError, failure_of
+from kvio.staging.daemon.server import Connection, StageDaemon
+from kvio.staging.daemon.sockets import connect, name_of, receive, receive_fd
 from kvio.types import Level
-from kvio.wrappers.staging.daemon import connections, server
-from kvio.wrappers.staging.daemon import messages as say
-from kvio.wrappers.staging.daemon.connections import Connection
-from kvio.wrappers.staging.daemon.faults import failure_of
-from kvio.wrappers.staging.daemon.fields import MAX_BYTES, ProtocolError
-from kvio.wrappers.staging.daemon.naming import name_of
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.daemon.sockets import connect, receive, receive_fd
 from tests.faults.security.fuzz.mutation import mutate
 from tests.faults.sizes import seed, size
 from tests.faults.totals import Tally
@@ -77,7 +74,7 @@ class Stranger:
 
     def __init__(self, daemon: StageDaemon, dice: random.Random) -> None:
         self._daemon, self._dice = daemon, dice
-        self._name = name_of(daemon.custody.store.url)
+        self._name = name_of(daemon.core.store.url)
         self._ticket = 0
         self.answered = 0
 
@@ -115,7 +112,7 @@ class Stranger:
             self.answered += not isinstance(say.decode(answer), say.Welcome)
 
     def _words(self, hello: bytes) -> bytes:
-        """Say what is right most often: one wrong word ends a connection."""
+        """Return what is right most often: one wrong word ends a connection."""
         dice = self._dice
         match dice.randrange(40):
             case 0:
@@ -161,8 +158,7 @@ class Ear:
         self.heard: Counter[str] = Counter()
         self.died: list[str] = []
         self.listening = False
-        for module in (server, connections):
-            monkeypatch.setattr(module, "receive", partial(self._receive, module.receive))
+        monkeypatch.setattr(server, "receive", partial(self._receive, vars(server)["receive"]))
         monkeypatch.setattr(threading, "excepthook", self._note)
 
     @property
@@ -233,25 +229,25 @@ class Siege:
 
     def _settle(self) -> None:
         """Wait until the daemon has noticed that its strangers are gone, and give up theirs."""
-        ledger = self._daemon.custody.ledger
+        ledger = self._daemon.core.ledger
 
         def empty() -> bool:
             for entry in [*ledger.failed.values()]:
                 ledger.discard(entry.receipt)
             with ledger.lock:
-                return not ledger.lanes.keys("")
+                return not ledger.key_queues.keys("")
 
         until(lambda: len(self._daemon._connections) <= self._connections)
         until(empty)
         self._tier.barrier(timeout=LONG_S)
 
     def _after(self) -> list[str]:
-        daemon, ledger = self._daemon, self._daemon.custody.ledger
+        daemon, ledger = self._daemon, self._daemon.core.ledger
         kept = self._files_kept()
         wrong = [
             (not daemon._accepting.is_alive(), "it takes no more clients"),
             (kept > 0, f"{kept} descriptors are kept"),
-            (ledger.room.used_bytes > 0, f"{ledger.room.used_bytes} bytes are kept"),
+            (ledger.allocator.used_bytes > 0, f"{ledger.allocator.used_bytes} bytes are kept"),
         ]
         found = [self._victim(), *(text for bad, text in wrong if bad)]
         return [one for one in found if one is not None]
@@ -298,7 +294,7 @@ def _tells(*_: object) -> Sequence[say.Message]:
 def _keeps_room(self: Connection) -> None:
     """Keep some, not all of it: who waits for room would wait for ever."""
     held = self._held
-    few = isinstance(held, connections._Room) and 0 < held.nbytes <= PAGE and len(_HOLDERS) < 20
+    few = isinstance(held, server._Room) and 0 < held.nbytes <= PAGE and len(_HOLDERS) < 20
     if few:
         _HOLDERS.append(self)
     else:
@@ -319,7 +315,7 @@ BROKEN: Final[dict[str, tuple[object, str, object]]] = {
     "a handler dies": (Connection, "_list", _dies),
     "bytes are told": (Connection, "_list", _tells),
     "room is kept": (Connection, "_give_back", _keeps_room),
-    "descriptors are kept": (connections, "receive", _keeps_files),
+    "descriptors are kept": (server, "receive", _keeps_files),
 }
 
 

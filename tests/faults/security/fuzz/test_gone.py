@@ -12,10 +12,9 @@ from typing import Final
 import pytest
 
 import kvio
-from kvio.wrappers.staging.daemon import messages as say
-from kvio.wrappers.staging.daemon.naming import name_of
-from kvio.wrappers.staging.daemon.server import StageDaemon
-from kvio.wrappers.staging.daemon.sockets import connect, receive, receive_fd
+from kvio.staging.daemon import protocol as say
+from kvio.staging.daemon.server import StageDaemon
+from kvio.staging.daemon.sockets import connect, name_of, receive, receive_fd
 from tests.faults.sizes import size
 from tests.faults.totals import Tally
 from tests.staging.daemon.daemons import serving, until
@@ -26,8 +25,8 @@ SOON_S: Final = 5.0
 
 @contextmanager
 def let_in(daemon: StageDaemon) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Give the two connections of a client: for events, and for questions."""
-    name = name_of(daemon.custody.store.url)
+    """Yield the two connections of a client: for events, and for questions."""
+    name = name_of(daemon.core.store.url)
     with connect(daemon.path) as events, connect(daemon.path) as sock:
         events.send(say.encode(say.Hello(say.NO_SESSION, name)))
         welcome, fd = receive_fd(events)
@@ -41,7 +40,7 @@ def let_in(daemon: StageDaemon) -> Iterator[tuple[socket.socket, socket.socket]]
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Iterator[tuple[StageDaemon, kvio.StagingTier]]:
-    """Give a daemon and the tier of another client."""
+    """Yield a daemon and the tier of another client."""
     options = {"create": True}
     with (
         kvio.open_store("posix-tmpfile", root=tmp_path / "root", options=options) as store,
@@ -68,7 +67,7 @@ def test_who_is_gone_holds_no_drains(
     try:
         tier.barrier(timeout=SOON_S)
     finally:
-        daemon.custody.drains.resume()  # so that it can end
+        daemon.core.drains.resume()  # so that it can end
 
 
 def test_who_is_gone_keeps_no_key(

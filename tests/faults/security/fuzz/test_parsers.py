@@ -18,20 +18,20 @@ import typer
 
 from kvio import format as blocks
 from kvio._native import crc32c
+from kvio.backends.s3.options import options_from_url
 from kvio.cli.output import parse_duration
-from kvio.connectors.dlio import decoding, tfrecord
-from kvio.connectors.dlio.names import key_of
+from kvio.connectors.dlio import decoding
+from kvio.connectors.dlio.settings import key_of
 from kvio.errors import ConfigError, InvalidKeyError, KvioError
 from kvio.filesystem.mounts import mount_of, parse_mounts
-from kvio.placement.cpulist import parse_cpulist, parse_number
-from kvio.placement.network import _route
-from kvio.s3.options import options_from_url
+from kvio.filesystem.sysfs import parse_cpulist, parse_number
+from kvio.placement.devices import _route
 from kvio.sharedfile import index, plan
 from kvio.sharedfile.layout import Layout
+from kvio.staging.daemon import protocol
+from kvio.staging.daemon.protocol import ProtocolError
 from kvio.types import check_key
 from kvio.url import parse_size, parse_url
-from kvio.wrappers.staging.daemon import messages
-from kvio.wrappers.staging.daemon.fields import ProtocolError
 from tests.faults.security.fuzz.mutation import fuzz, mutate_text
 from tests.faults.sizes import seed, size
 from tests.faults.totals import Tally
@@ -48,7 +48,7 @@ LAYOUTS: Final = (
 
 
 def sums_anew(data: bytes, at: int) -> bytes:
-    """Give data with a right checksum of its first bytes: what one who means harm would do."""
+    """Return data with a right checksum of its first bytes, as an attacker would write it."""
     return data[:at] + struct.pack("<I", crc32c(data[:at])) + data[at + 4 :]
 
 
@@ -62,7 +62,7 @@ def block_trailer(data: bytes) -> object:
 
 
 def seal_trailer(data: bytes) -> bytes:
-    """Give a block's end a right checksum."""
+    """Set a right checksum at a block's end."""
     return data[:-64] + sums_anew(data[-64:].ljust(64, b"\0"), 60)
 
 
@@ -80,7 +80,7 @@ def shared_index(data: bytes) -> object:
 
 
 def seal_index(data: bytes) -> bytes:
-    """Give an index and its trailer right checksums."""
+    """Set right checksums in an index and its trailer."""
     trailer = data[-96:].ljust(96, b"\0")
     sizes, cells = (
         struct.unpack_from("<I", trailer, 64)[0],
@@ -116,7 +116,7 @@ def shared_map(data: bytes) -> object:
 
 
 def seal_map(data: bytes) -> bytes:
-    """Give the head of a map, and the sizes behind it, a right checksum."""
+    """Set a right checksum for the head of a map and the sizes behind it."""
     data = data.ljust(plan.WRITERS_AT, b"\0")
     writers, sizes = struct.unpack_from("<I", data, 12)[0], struct.unpack_from("<Q", data, 72)[0]
     at = plan.WRITERS_AT + plan.WRITER_BYTES * writers
@@ -154,13 +154,13 @@ def route(text: str) -> object:
 
 
 def messages_of_the_daemon() -> list[bytes]:
-    """Give a message of each kind a client may send."""
+    """Return a message of each kind a client may send."""
     choose = random.Random(1)
-    return [messages.encode(make(choose)) for make in MESSAGES for _ in range(3)]
+    return [protocol.encode(make(choose)) for make in MESSAGES for _ in range(3)]
 
 
 def plans() -> Iterator[bytes]:
-    """Give heads of maps."""
+    """Yield heads of maps."""
     for layout in LAYOUTS:
         made = plan.Plan(bytes(16), bytes(16), layout, 512, True, True, False, True, False)
         head, sizes = plan.pack(made)
@@ -169,14 +169,14 @@ def plans() -> Iterator[bytes]:
 
 
 def indices() -> Iterator[bytes]:
-    """Give ends of sealed files."""
+    """Yield ends of sealed files."""
     for layout in LAYOUTS:
         for sums in (None, range(layout.cells)):
             yield index.pack(index.Index(bytes(16), layout, sums))
 
 
 def arrays(kind: str) -> list[bytes]:
-    """Give files of numpy."""
+    """Return files of numpy."""
     found = []
     for array in (np.arange(20, dtype="u1"), np.ones((3, 4)), np.zeros((0,), "<U3")):
         file = io.BytesIO()
@@ -186,14 +186,14 @@ def arrays(kind: str) -> list[bytes]:
 
 
 def records() -> list[bytes]:
-    """Give files of TFRecord."""
-    one = tfrecord.example({"image": b"\1\2\3" * 30, "size": 90})
-    return [tfrecord.framed(one), tfrecord.framed(one) * 3, tfrecord.framed(b"")]
+    """Return files of TFRecord."""
+    one = decoding.example({"image": b"\1\2\3" * 30, "size": 90})
+    return [decoding.framed(one), decoding.framed(one) * 3, decoding.framed(b"")]
 
 
 def read_records(data: bytes) -> object:
     """Take every record, and look for its image."""
-    return [bytes(tfrecord.image_of(each)) for each in tfrecord.records(memoryview(data))]
+    return [bytes(decoding.image_of(each)) for each in decoding.records(memoryview(data))]
 
 
 MOUNTS: Final = (
@@ -220,7 +220,7 @@ PARSERS: Final[dict[str, tuple[list[bytes], Callable[[bytes], object], Any]]] = 
     ),
     "index of a shared file": (list(indices()), shared_index, index.SealError),
     "map of a shared file": (list(plans()), shared_map, plan.PlanError),
-    "message of the daemon": (messages_of_the_daemon(), messages.decode, ProtocolError),
+    "message of the daemon": (messages_of_the_daemon(), protocol.decode, ProtocolError),
     "URL": (list(URLS), of_text(url), ConfigError),
     "size": ([b"4MiB", b"512", b"1.5 GiB", b"7k"], of_text(parse_size), ConfigError),
     "duration": (

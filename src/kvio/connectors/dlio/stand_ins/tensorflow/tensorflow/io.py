@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from kvio.connectors.dlio.tfrecord import framed
+from kvio.connectors.dlio.decoding import framed
 
 
 class TFRecordWriter:

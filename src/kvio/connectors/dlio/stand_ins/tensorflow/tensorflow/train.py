@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvio.connectors.dlio.tfrecord import example
+from kvio.connectors.dlio.decoding import example
 
 
 @dataclass(frozen=True, kw_only=True)

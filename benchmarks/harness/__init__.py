@@ -1,0 +1,1 @@
+"""What all scenarios share: workers, trials, statistics, tables, plots, records and reports."""

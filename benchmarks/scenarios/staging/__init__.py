@@ -1,0 +1,1 @@
+"""Checkpoints of many ranks: into the staging tier, the page cache, the disk, and by memcpy."""

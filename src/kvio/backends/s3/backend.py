@@ -1,0 +1,333 @@
+"""Store blocks as S3 objects; the base class of every S3 backend."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Final, Self, cast
+
+from kvio.abc import Backend, RawBlock, RunAll
+from kvio.backends.s3 import body
+from kvio.backends.s3.client import Connect, Objects, Traits
+from kvio.backends.s3.errors import RequestFailed
+from kvio.backends.s3.options import S3Options, options_from_url
+from kvio.backends.s3.probing import ConditionalWrites, Probe
+from kvio.backends.s3.reading import RawObject, Reader
+from kvio.backends.s3.retries import RetryPolicy, run_sequentially
+from kvio.backends.s3.timeouts import BlockingObjects, TimeLimited
+from kvio.backends.s3.writing import Writer
+from kvio.errors import (
+    BlockNotFoundError,
+    ConfigError,
+    KvioError,
+    StorageError,
+    UnsupportedError,
+)
+from kvio.types import (
+    BlockResult,
+    BlockStat,
+    BlockStatus,
+    Cancellation,
+    Capabilities,
+    Finding,
+    IfExists,
+    Parts,
+    Receipt,
+    is_key,
+    status_of,
+)
+from kvio.url import StoreURL
+
+
+@dataclass(slots=True)
+class _Shared:
+    objects: Objects
+    users: int = 1
+
+
+_clients: dict[tuple[Connect, S3Options], _Shared] = {}
+_lock = threading.Lock()
+#: Clients of the parent process. They are never freed: that would close connections which the
+#: parent is using, or wait for threads which the child does not have.
+_ABANDONED: Final[list[object]] = []
+
+
+def acquire(connect: Connect, options: S3Options) -> Objects:
+    """Return the client of a configuration; connect if there is none.
+
+    Raises:
+        ConfigError: the library does not support an option.
+    """
+    client_key = connect, _connection(options)
+    with _lock:
+        shared = _clients.get(client_key)
+        if shared is not None:
+            shared.users += 1
+            return shared.objects
+        objects = connect(options)
+        if not objects.traits.own_timeouts:
+            objects = TimeLimited(cast(BlockingObjects, objects), options)
+        _clients[client_key] = _Shared(objects)
+        return objects
+
+
+def release(objects: Objects) -> None:
+    """Stop using a client; close it if no other store uses it."""
+    with _lock:
+        for client_key, shared in _clients.items():
+            if shared.objects is objects:
+                shared.users -= 1
+                if not shared.users:
+                    del _clients[client_key]
+                    break
+                return
+        else:
+            return
+    objects.close()
+
+
+def abandon(objects: Objects) -> None:
+    """Keep a client of the parent process alive without using it."""
+    _ABANDONED.append(objects)
+
+
+def _connection(options: S3Options) -> S3Options:
+    """Return the options with those that do not affect a client set to fixed values."""
+    return replace(
+        options,
+        prefix="",
+        namespace="",
+        retries=0,
+        checksum="crc32c",
+        conditional="probe",
+        durability="visible",
+        layout="block",
+        verify="full",
+    )
+
+
+def _forget_all() -> None:
+    global _lock  # another thread may have held it at the fork
+    _lock = threading.Lock()
+    _ABANDONED.extend(_clients.values())
+    _clients.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+# --------------------------------------------------------------------------------------------------
+# Store blocks as S3 objects; the base class of every S3 backend.
+
+
+#: Concurrent HEAD requests of `count_leading`.
+_CONCURRENT_HEADS: Final = 16
+
+
+class S3Backend(Backend):
+    """Stores each block as one object under the prefix; a subclass only names its library.
+
+    Thread-safe. After a fork the child connects again; where the library would hang in the child,
+    every call raises `UnsupportedError`.
+    """
+
+    #: Creates the library's client. It is a class, so Python does not bind it as a method.
+    library: ClassVar[Connect]
+    traits: ClassVar[Traits]
+
+    def __init__(self, options: S3Options) -> None:
+        self.options = options
+        self._check_options(options)
+        self._run_all: RunAll = run_sequentially
+        self._refused = False
+        self._renew()
+        self._request(self._objects.check_bucket, f"open the bucket {options.bucket!r}")
+
+    @classmethod
+    def from_url(cls, url: StoreURL) -> Self:
+        try:
+            return cls(options_from_url(url))
+        except BlockNotFoundError as exc:
+            raise ConfigError(f"{url.scheme}://{url.host}: there is no such bucket") from exc
+        except StorageError as exc:
+            if type(exc) is StorageError and isinstance(exc.__cause__, Exception):
+                raise ConfigError(str(exc)) from exc
+            raise
+
+    def _check_options(self, options: S3Options) -> None:
+        default = S3Options(bucket=options.bucket)
+        for option, reason, values in self.traits.unsupported_options:
+            value = getattr(options, option)
+            if value in values or (not values and value != getattr(default, option)):
+                raise ConfigError(f"{self.name} does not support the option {option!r}: {reason}")
+
+    def _renew(self) -> None:
+        self._pid = os.getpid()
+        self._request = RetryPolicy(self.name, self.options.retries)
+        self._reader = Reader(self.options, self._request, self._run_parallel)
+        self._writer = Writer(self.options, self._request, self._reader, self._run_parallel)
+        self._conditional_writes = ConditionalWrites(self.options, self._request)
+        self._lock = threading.Lock()
+        self._connected: Objects | None = None
+
+    @property
+    def _objects(self) -> Objects:
+        """Return this process's client of the library; connect on first use."""
+        connected = self._connected
+        if connected is not None and self._pid == os.getpid():
+            return connected
+        if self._pid != os.getpid():
+            self.after_fork()
+        if self._refused:
+            raise UnsupportedError(
+                f"{self.name} does not survive a fork: its library hangs in the child; start "
+                "children with multiprocessing's 'spawn' or 'forkserver'"
+            )
+        with self._lock:
+            if self._connected is None:
+                self._connected = acquire(type(self).library, self.options)
+            return self._connected
+
+    def _run_parallel(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        return self._run_all(tasks)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        options, traits = self.options, self.traits
+        exclusive = self._conditional_writes.honoured(self._objects)
+        notes = []
+        if not traits.conditional:
+            notes.append(
+                "the library sends no If-None-Match: two writers of a key may both succeed"
+            )
+        elif not exclusive:
+            notes.append(
+                "the server does not honour If-None-Match: two writers of a key may both succeed"
+            )
+        if traits.after_fork == "refuse":
+            notes.append("not usable in a forked child: start children with spawn")
+        where = options.endpoint_url or f"AWS {options.region}"
+        return Capabilities(
+            atomic_write=True,
+            exclusive_create=exclusive,
+            durable_write=True,
+            checksum=options.layout == "block" and options.checksum == "crc32c",
+            shared=True,
+            raw_blocks=True,
+            usable_after_fork=traits.after_fork == "reopen",
+            publish="PUT, CompleteMultipartUpload",
+            medium=f"S3 at {where}, by {self.name}",
+            notes=tuple(notes),
+        )
+
+    def write_block(
+        self, key: str, parts: Parts, *, if_exists: IfExists, cancel: Cancellation | None = None
+    ) -> Receipt:
+        if cancel is not None:  # an abandoned request still reads the bytes: copy them first
+            parts = [memoryview(body.join(parts))]
+        objects = self._objects
+        return self._writer.write(
+            objects,
+            key,
+            parts,
+            if_exists=if_exists,
+            conditional=if_exists != "replace" and self._conditional_writes.honoured(objects),
+            cancel=cancel,
+        )
+
+    def read_block_into(
+        self,
+        key: str,
+        parts: Parts,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        cancel: Cancellation | None = None,
+    ) -> int:
+        if offset or nbytes is not None:
+            room = sum(map(len, parts))
+            wanted = room if nbytes is None else min(nbytes, room)
+            return self._reader.part(self._objects, key, parts, offset, wanted, cancel)
+        return self._reader.whole(self._objects, key, parts, cancel)
+
+    def read_block(self, key: str, *, cancel: Cancellation | None = None) -> memoryview | None:
+        return self._reader.read_new(self._objects, key, cancel)
+
+    def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
+        return self._reader.stat(self._objects, key, cancel)
+
+    def verify_block(
+        self, key: str, *, payload: bool = True, cancel: Cancellation | None = None
+    ) -> BlockResult:
+        check = self._reader.scrub if payload else self._reader.nbytes
+        try:
+            return BlockResult(key, BlockStatus.OK, check(self._objects, key, cancel))
+        except KvioError as exc:
+            return BlockResult(key, status_of(exc), 0, exc)
+
+    def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
+        for at in range(0, len(keys), _CONCURRENT_HEADS):
+            group = keys[at : at + _CONCURRENT_HEADS]
+            tasks = [partial(self._reader.exists, self._objects, key, cancel) for key in group]
+            found = self._run_parallel(tasks)
+            if not all(found):
+                return at + found.index(False)
+        return len(keys)
+
+    def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
+        objects, name = self._objects, self._reader.name(key)
+        if not self._reader.exists(objects, key, cancel):
+            return False
+        self._request(lambda: objects.delete(name), "delete", key=key, cancel=cancel)
+        return True
+
+    def open_raw(self, key: str) -> RawBlock:
+        return RawObject(self._reader, self._objects, key)
+
+    def list_keys(self, prefix: str = "") -> Iterator[str]:
+        if prefix and not is_key(prefix) and not is_key(f"{prefix}x"):
+            return  # no key starts with this, and a server may reject it
+        for name in self._names(self._reader.name(prefix)):
+            key = name.removeprefix(self.options.name_prefix)
+            if is_key(key):
+                yield key
+
+    def _names(self, start: str) -> Iterator[str]:
+        """Yield names in order; after a transient error, restart behind the last name."""
+        last, names = "", self._objects.list_names(start)
+
+        def next_name() -> str | None:
+            nonlocal names
+            try:
+                return next((name for name in names if name > last), None)
+            except RequestFailed:
+                names = self._objects.list_names(start)  # a failed generator is exhausted
+                raise
+
+        while (name := self._request(next_name, "list")) is not None:
+            last = name
+            yield name
+
+    def probe(self) -> list[Finding]:
+        return list(Probe(self.options, self._request).findings(self._objects))
+
+    @property
+    def retries_made(self) -> int:
+        return self._request.retries_made
+
+    def use_threads(self, run_all: RunAll) -> None:
+        self._run_all = run_all
+
+    def after_fork(self) -> None:
+        if self._connected is not None:
+            abandon(self._connected)
+        self._renew()
+        self._refused = self.traits.after_fork == "refuse"
+
+    def close(self) -> None:
+        if self._connected is not None and self._pid == os.getpid():
+            release(self._connected)
+        self._connected = None

@@ -1,0 +1,79 @@
+"""Retry requests after transient errors, count the retries, and raise typed errors."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from kvio.backends.s3.errors import AMBIGUOUS, RETRYABLE, ErrorKind, RequestFailed, error_of
+from kvio.types import Cancellation
+
+T = TypeVar("T")
+
+_FIRST_WAIT_S: Final = 0.05
+_LONGEST_WAIT_S: Final = 5.0
+
+
+def run_sequentially(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run tasks one after the other in the calling thread."""
+    return [task() for task in tasks]
+
+
+class RetryPolicy:
+    """Retries transient errors until the options' limit, or until the call is cancelled."""
+
+    def __init__(self, backend: str, retries: int) -> None:
+        self._backend = backend
+        self._retries = retries
+        self._lock = threading.Lock()
+        self.retries_made = 0
+
+    def __call__(
+        self,
+        request: Callable[[], T],
+        doing: str,
+        *,
+        key: str | None = None,
+        cancel: Cancellation | None = None,
+        once_only: bool = False,
+    ) -> T:
+        """Make a request, retry it after transient errors, and return its result.
+
+        With *once_only*, a request that the server may have carried out is not retried.
+
+        Raises:
+            KvioError: the typed error of the last attempt.
+        """
+        attempt = 0
+        while True:
+            try:
+                if cancel is None or not cancel.requested:
+                    return request()
+                raise RequestFailed(ErrorKind.TIMEOUT, "the call was cancelled")
+            except RequestFailed as failed:
+                ambiguous = once_only and failed.kind in AMBIGUOUS
+                last = attempt == self._retries or failed.kind not in RETRYABLE
+                if last or ambiguous or _cancelled_within(cancel, _wait_s(attempt)):
+                    if failed.kind is ErrorKind.DENIED:
+                        # The server's text may contain the access key.
+                        failed.__cause__ = failed.__context__ = None
+                    raise error_of(failed, doing, key=key, backend=self._backend) from failed
+            attempt += 1
+            with self._lock:
+                self.retries_made += 1
+
+
+def _wait_s(attempt: int) -> float:
+    """Return the randomized delay before the next attempt; it grows with *attempt*."""
+    longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 4.0**attempt)
+    return random.uniform(0.5, 1.0) * longest  # noqa: S311  # no secret
+
+
+def _cancelled_within(cancel: Cancellation | None, wait_s: float) -> bool:
+    """Sleep for *wait_s*; return True at once if the call is cancelled."""
+    cancelled = threading.Event()
+    if cancel is not None:
+        cancel.on_request(cancelled.set)
+    return cancelled.wait(wait_s)

@@ -1,0 +1,1 @@
+"""How a call runs: stores, batches, deadlines, threads, buffers, counters."""

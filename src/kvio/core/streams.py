@@ -1,0 +1,190 @@
+"""Write and read blocks of any length piece by piece, with little memory."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from kvio import _native
+from kvio.abc import Backend, Source
+from kvio.core.buffers import aligned
+from kvio.core.reads import read_fresh
+from kvio.errors import (
+    BlockSizeError,
+    CorruptBlockError,
+    KvioError,
+    StorageError,
+    TransientStorageError,
+    storage_error,
+)
+from kvio.types import IfExists, MiB, Receipt
+
+#: Blocks up to this length are held in memory and written at once.
+HELD_BYTES: Final = 64 * MiB
+_PIECE_BYTES: Final = 16 * MiB
+#: Not /tmp, which is memory on many systems.
+_SPOOL_DIRECTORY: Final = "/var/tmp"  # noqa: S108  # the file there has no name
+
+
+def write(
+    backend: Backend, key: str, source: Source, nbytes: int | None, if_exists: IfExists
+) -> Receipt:
+    """Store the bytes of a source: *nbytes* of them, or all.
+
+    Raises:
+        BlockSizeError: the source ended before *nbytes*.
+        KvioError: as `Backend.write_block`; nothing is visible.
+    """
+    held = aligned(HELD_BYTES if nbytes is None else min(nbytes, HELD_BYTES))
+    got = _fill(held, source)
+    if nbytes is not None:
+        source = _Exactly(source, key, got, nbytes)
+        source.check(got == len(held))
+    if got < HELD_BYTES or got == nbytes:
+        return backend.write_block(key, [held[:got]], if_exists=if_exists)
+    whole = _Joined(held, source)
+    receipt = backend.write_stream(key, whole, nbytes=nbytes, at_least=got, if_exists=if_exists)
+    return _write_spooled(backend, key, whole, if_exists) if receipt is None else receipt
+
+
+def read(
+    backend: Backend, key: str, offset: int, nbytes: int | None, *, checked_first: bool
+) -> Iterator[memoryview]:
+    """Yield a block, or a range of it, piece by piece; a piece is valid until the next.
+
+    With *checked_first* a long block is read twice, the first time to verify it; else its checksum
+    is compared after the last piece.
+
+    Raises:
+        CorruptBlockError: the bytes yielded are not those written.
+        TransientStorageError: the block was replaced meanwhile.
+        KvioError: as `Backend.read_block_into`.
+    """
+    stat = backend.stat_block(key)
+    end = stat.nbytes if nbytes is None else min(stat.nbytes, offset + nbytes)
+    if end - offset <= _PIECE_BYTES:
+        yield read_fresh(backend, key, offset, nbytes, None)
+        return
+    whole = (offset, end) == (0, stat.nbytes)
+    if whole and checked_first:
+        error = backend.verify_block(key).error
+        if error is not None:
+            raise error
+    room = aligned(_PIECE_BYTES)
+    crc = 0
+    for at in range(offset, end, _PIECE_BYTES):
+        piece = room[: min(_PIECE_BYTES, end - at)]
+        try:
+            got = backend.read_block_into(key, [piece], offset=at, nbytes=len(piece))
+        except BlockSizeError:  # it is shorter now
+            got = 0
+        if got != len(piece):
+            raise _replaced(key)
+        crc = _native.crc32c(piece, crc)
+        yield piece
+    if backend.stat_block(key) != stat:
+        raise _replaced(key)
+    if whole and stat.checksum not in (None, crc):
+        text = f"block {key!r} is corrupt: the payload's checksum is wrong"
+        raise CorruptBlockError(text, key=key)
+
+
+def _fill(room: memoryview, source: Source) -> int:
+    """Fill memory from a source until it ends; return the number of bytes."""
+    got = 0
+    while got < len(room):
+        count = source(room[got:])
+        if not count:
+            break
+        got += count
+    return got
+
+
+class _Exactly:
+    """A source that must have *nbytes* bytes; no more are read from it."""
+
+    def __init__(self, source: Source, key: str, got: int, nbytes: int) -> None:
+        self._source, self._key, self._got, self._nbytes = source, key, got, nbytes
+
+    def __call__(self, room: memoryview) -> int:
+        room = room[: self._nbytes - self._got]
+        count = self._source(room) if room else 0
+        self._got += count
+        self.check(count > 0 or not room)
+        return count
+
+    def check(self, there: bool) -> None:  # noqa: FBT001  # private, always by position
+        """Raise `BlockSizeError` for a source that ended before."""
+        if not there:
+            raise BlockSizeError(
+                f"the input of block {self._key!r} ended after {self._got} of {self._nbytes} "
+                "bytes: it became shorter while it was read",
+                key=self._key,
+            )
+
+
+class _Joined:
+    """A source that begins with bytes in memory and goes on with another source."""
+
+    def __init__(self, held: memoryview, source: Source) -> None:
+        self._held, self._source = held, source
+
+    def __call__(self, room: memoryview) -> int:
+        count = min(len(room), len(self._held))
+        if not count:
+            return self._source(room)
+        room[:count] = self._held[:count]
+        self._held = self._held[count:]
+        return count
+
+
+def _write_spooled(backend: Backend, key: str, source: Source, if_exists: IfExists) -> Receipt:
+    """Write through a spool file without a name, whose pages the system can drop from memory."""
+    import tempfile  # imported late: few programs use it
+
+    directory = os.environ.get("TMPDIR") or _SPOOL_DIRECTORY
+    try:
+        spool = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  # closed below
+    except OSError as exc:
+        raise _spool_error(exc, directory, key) from exc
+    with spool:
+        nbytes, crc = _spool(spool.fileno(), source, directory, key)
+        try:
+            pages = memoryview(mmap.mmap(spool.fileno(), nbytes, access=mmap.ACCESS_READ))
+        except OSError as exc:
+            raise _spool_error(exc, directory, key) from exc
+    receipt = backend.write_block(key, [pages], if_exists=if_exists)
+    if not receipt.existed and receipt.checksum not in (None, crc):
+        backend.delete_block(key)
+        text = f"block {key!r}: the file in {directory} that held it lost bytes; it is not stored"
+        raise StorageError(text, errno=errno.EIO, key=key)
+    return receipt
+
+
+def _spool(fd: int, source: Source, directory: str, key: str) -> tuple[int, int]:
+    """Copy a source to a file; return the number of bytes and their CRC32C."""
+    room = aligned(_PIECE_BYTES)
+    nbytes = crc = 0
+    while got := _fill(room, source):
+        crc = _native.crc32c(room[:got], crc)
+        nbytes += got
+        rest = room[:got]
+        while rest:
+            try:
+                rest = rest[os.write(fd, rest) :]
+            except OSError as exc:
+                raise _spool_error(exc, directory, key) from exc
+    return nbytes, crc
+
+
+def _spool_error(exc: OSError, directory: str, key: str) -> KvioError:
+    doing = f"hold its bytes in {directory} (TMPDIR chooses another directory)"
+    return storage_error(exc.errno or errno.EIO, doing, key=key)
+
+
+def _replaced(key: str) -> TransientStorageError:
+    text = f"block {key!r} was replaced while it was read: read it again"
+    return TransientStorageError(text, errno=errno.EBUSY, key=key)

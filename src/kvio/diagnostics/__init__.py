@@ -1,0 +1,1 @@
+"""Programs that try storage and the backends on it, above the public interface."""

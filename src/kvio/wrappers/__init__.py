@@ -1,1 +1,0 @@
-"""Policies around a store or a backend, one each."""
