@@ -127,8 +127,8 @@ class TestBench:
                 while b"round 2" not in shown:
                     shown += os.read(master, 4096)
                 process.send_signal(signal.SIGINT)
-                read_to_end(master)
-            assert process.wait(60) == 130
+                shown = read_to_end(master)
+            assert process.wait(60) == 130, shown.decode(errors="replace")
             assert [path for path in disk_path.rglob("*") if path.is_file()] == []
 
 

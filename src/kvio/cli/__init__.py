@@ -17,11 +17,12 @@ def main() -> int:
         return 0
     try:
         from kvio.cli.app import run
-    except KeyboardInterrupt:
+
+        return run(sys.argv[1:])
+    except KeyboardInterrupt:  # outside of a command: while modules are imported, or at its end
         return 130
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] not in _NEEDS:
             raise
         sys.stderr.write(f"kvio: {exc.name} is missing: pip install 'kvio[cli]'\n")
         return 2
-    return run(sys.argv[1:])

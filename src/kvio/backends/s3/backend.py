@@ -68,7 +68,7 @@ def acquire(connect: Connect, options: S3Options) -> Objects:
             shared.users += 1
             return shared.objects
         objects = connect(options)
-        if not objects.traits.own_timeouts:
+        if objects.traits.timeouts != "library":
             objects = TimeLimited(cast(BlockingObjects, objects), options)
         _clients[client_key] = _Shared(objects)
         return objects

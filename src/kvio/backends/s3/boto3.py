@@ -32,7 +32,7 @@ from kvio.types import Parts
 
 T = TypeVar("T")
 
-TRAITS = Traits(conditional=True, checks_upload="crc32c", after_fork="reopen", own_timeouts=True)
+TRAITS = Traits(conditional=True, checks_upload="crc32c", after_fork="reopen", timeouts="library")
 
 #: The first class that matches an exception decides its kind.
 FAILURES: tuple[tuple[type[Exception], ErrorKind], ...] = (

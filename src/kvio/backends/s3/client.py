@@ -29,14 +29,16 @@ class Traits:
         checks_upload: the checksum that the library sends and the server verifies: CRC32C,
             SHA-256 (where the payload is signed), or none.
         after_fork: a child may connect again (``reopen``) or must not use the library (``refuse``).
-        own_timeouts: its timeouts work; else kvio abandons calls after request_timeout_s.
+        timeouts: what limits a request to request_timeout_s: the library (with `Watchdog` where
+            it only has a timeout per read); or kvio runs it in another thread and abandons it
+            with that thread (``abandon``), or only so when it reads (``abandon reads``).
         unsupported_options: options that it does not support.
     """
 
     conditional: bool
     checks_upload: Literal["crc32c", "sha256", "none"]
     after_fork: Literal["reopen", "refuse"]
-    own_timeouts: bool
+    timeouts: Literal["library", "abandon reads", "abandon"]
     unsupported_options: tuple[UnsupportedOption, ...] = ()
 
 

@@ -47,7 +47,7 @@ TRAITS = Traits(
     conditional=True,
     checks_upload="crc32c",
     after_fork="reopen",
-    own_timeouts=True,
+    timeouts="library",
     unsupported_options=(
         UnsupportedOption("payload_signing", "minio signs bodies over http, and never over TLS"),
     ),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FAILURES: Final = (BaseError, FileNotFoundError)
-TRAITS = Traits(conditional=True, checks_upload="none", after_fork="refuse", own_timeouts=True)
+TRAITS = Traits(conditional=True, checks_upload="none", after_fork="refuse", timeouts="library")
 
 _KINDS: Final[tuple[tuple[type[Exception], ErrorKind], ...]] = (
     (AlreadyExistsError, ErrorKind.EXISTS),

@@ -7,7 +7,7 @@ process used s3dlio before kvio, that configuration stays; kvio cannot detect th
 
 A write copies the block once (payload and trailer joined), or not at all if it is one buffer. A
 read copies it once from the library's buffer. A GET returns neither length nor ETag: see
-`kvio.backends.s3.reading`.
+`kvio.backends.s3.ranges`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, ClassVar, Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import s3dlio
 
 from kvio.abc import RunAll
-from kvio.backends.s3 import body, reading
+from kvio.backends.s3 import body
 from kvio.backends.s3.backend import S3Backend
-from kvio.backends.s3.client import Connect, GetResult, Head, Traits, UnsupportedOption
+from kvio.backends.s3.client import Connect, Head, Traits, UnsupportedOption
 from kvio.backends.s3.errors import ErrorKind, RequestFailed, error_kind
 from kvio.backends.s3.options import MAX_PARTS, S3Options
-from kvio.backends.s3.timeouts import TimeLimited
+from kvio.backends.s3.ranges import RangeObjects
 from kvio.errors import ConfigError
 from kvio.types import Cancellation, Parts
 
@@ -41,7 +41,7 @@ TRAITS = Traits(
     conditional=False,
     checks_upload="none",  # "sha256" where payloads are signed
     after_fork="refuse",
-    own_timeouts=True,  # S3dlioObjects adds them
+    timeouts="abandon reads",  # its timeout does not cover the body of a response
     unsupported_options=(
         UnsupportedOption("tls_verify", "it always checks the server's certificate; give ca_file"),
         UnsupportedOption("conditional", "it sends no If-None-Match", ("trust",)),
@@ -51,8 +51,6 @@ TRAITS = Traits(
 
 #: Concurrent parts of one block: each has a buffer of part_bytes.
 _PARTS_IN_FLIGHT: Final = 8
-#: An object name that never exists, read when a store is opened.
-_NOTHING: Final = ".kvio-nothing"
 
 #: The server's error code in s3dlio's texts; a HEAD has only the status.
 _SERVICE_ERROR: Final = re.compile(
@@ -79,11 +77,8 @@ FAILURES: Final[tuple[tuple[str, ErrorKind], ...]] = (
 )
 
 
-class _S3dlioClient:
-    """One bucket, accessed with the one s3dlio client of the process.
-
-    s3dlio's timeout does not cover the body of a response, so an endless body is never aborted.
-    """
+class S3dlioObjects(RangeObjects):
+    """One bucket, accessed with the one s3dlio client of the process."""
 
     def __init__(self, options: S3Options) -> None:
         _configure(options)
@@ -95,10 +90,7 @@ class _S3dlioClient:
     def check_bucket(self) -> None:
         """Read an object that never exists: the error shows whether the bucket exists."""
         try:
-            self._get(_NOTHING, 0, 1)
-        except RequestFailed as failed:
-            if failed.kind is not ErrorKind.MISSING:
-                raise
+            super().check_bucket()
         finally:
             _restore()
 
@@ -144,32 +136,8 @@ class _S3dlioClient:
                 writer.abort()
             raise
 
-    def get_into(
-        self, name: str, parts: Parts, start: int, stop: int | None, *, with_metadata: bool = True
-    ) -> GetResult:
-        """Read an object into the parts; see `kvio.backends.s3.client.Objects`."""
-        pieces, total, etag = self.fetch(name, start, stop, body.total_bytes(parts))
-        return GetResult(body.scatter(pieces, parts), total, etag)
-
-    def fetch(
-        self, name: str, start: int, stop: int | None, room: int
-    ) -> tuple[Sequence[Any], int, str | None]:
-        """Return an object's bytes in s3dlio's buffer; see `timeouts.BlockingObjects`."""
-        return reading.fetch(
-            lambda first, nbytes: self._get(name, first, nbytes),
-            lambda: self.head(name),
-            start,
-            stop,
-            room,
-        )
-
-    def get_tail(self, name: str, nbytes: int) -> tuple[bytes, GetResult]:
-        """Return the last bytes of an object; see `kvio.backends.s3.client.Objects`."""
-        return reading.get_tail(
-            lambda first, nbytes: self._get(name, first, nbytes), lambda: self.head(name), nbytes
-        )
-
-    def _get(self, name: str, start: int, nbytes: int) -> list[memoryview]:
+    def get_range(self, name: str, start: int, nbytes: int) -> list[memoryview]:
+        """Return the bytes of a range in s3dlio's buffer."""
         # get_range() and not get(), which makes a HEAD first and reads the whole object.
         answer = _call(lambda: s3dlio.get_range(self._uri(name), start, nbytes))
         found = memoryview(answer)
@@ -201,19 +169,6 @@ class _S3dlioClient:
 
     def _uri(self, name: str) -> str:
         return f"s3://{self._bucket}/{name}"
-
-
-class S3dlioObjects(TimeLimited):
-    """One bucket through s3dlio, with reads limited by the request timeout."""
-
-    def __init__(self, options: S3Options) -> None:
-        super().__init__(_S3dlioClient(options), options)
-
-    def put(
-        self, name: str, parts: Parts, *, crc32c: int | None, if_none_match: bool, run_all: RunAll
-    ) -> None:
-        """Store the joined parts in the caller's thread: s3dlio's timeout covers a PUT."""
-        self._inner.put(name, parts, crc32c=crc32c, if_none_match=if_none_match, run_all=run_all)
 
 
 def _call(request: Callable[[], T]) -> T:

@@ -1,4 +1,9 @@
-"""Add request timeouts to libraries that lack them: abandon the call or cut the connection."""
+"""Add request timeouts to libraries that lack them.
+
+`TimeLimited` runs a library's calls in other threads, and abandons the thread of a call that takes
+too long. `Watchdog` cuts the connection of a response that takes too long, for libraries that only
+limit each read of it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
@@ -136,11 +142,6 @@ def _join_abandoned() -> None:
 
 lifetime.last(_join_abandoned)
 
-
-# --------------------------------------------------------------------------------------------------
-# Add request timeouts to libraries that lack them: abandon the call or cut the connection.
-
-
 #: Names per listing request: the page size of S3.
 _PAGE: Final = 1000
 
@@ -173,9 +174,10 @@ class BlockingObjects(Objects, Protocol):
 
 
 class TimeLimited:
-    """Runs a library's calls in separate threads and abandons a call after the request timeout.
+    """Runs a library's calls in other threads and abandons a call after the request timeout.
 
-    With ``request_timeout_s=inf`` calls run in the caller's thread.
+    With ``request_timeout_s=inf`` calls run in the caller's thread, and so do writes where the
+    library limits them itself (`Traits.timeouts`).
     """
 
     def __init__(self, inner: BlockingObjects, options: S3Options) -> None:
@@ -197,17 +199,19 @@ class TimeLimited:
     ) -> None:
         """Store the joined parts; store nothing if the timeout passes before all are sent."""
         cancel = Cancellation()
-        self._run(
-            lambda: self._inner.put(
-                name,
-                parts,
-                crc32c=crc32c,
-                if_none_match=if_none_match,
-                run_all=run_all,
-                cancel=cancel,
-            ),
-            cancel,
+        put = partial(
+            self._inner.put,
+            name,
+            parts,
+            crc32c=crc32c,
+            if_none_match=if_none_match,
+            run_all=run_all,
+            cancel=cancel,
         )
+        if self.traits.timeouts == "abandon reads":
+            put()
+        else:
+            self._run(put, cancel)
 
     def get_into(
         self,

@@ -18,7 +18,7 @@ when a store cannot be opened over https, kvio makes a TLS handshake to find the
 to an upload that has already failed has no reason in its error: it counts as a lost connection.
 
 A write copies the block twice (joined; into the library's parts), a read too (into bytes; into the
-caller's buffer). A GET returns neither length nor ETag: see `kvio.backends.s3.reading`.
+caller's buffer). A GET returns neither length nor ETag: see `kvio.backends.s3.ranges`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar, Final, TypeVar
 from urllib.parse import urlsplit
 
 from s3torchconnectorclient._mountpoint_s3_client import MountpointS3Client, S3Exception
 
 from kvio.abc import RunAll
-from kvio.backends.s3 import body, reading
+from kvio.backends.s3 import body
 from kvio.backends.s3.backend import S3Backend
-from kvio.backends.s3.client import Connect, GetResult, Head, Traits, UnsupportedOption
+from kvio.backends.s3.client import Connect, Head, Traits, UnsupportedOption
 from kvio.backends.s3.errors import ErrorKind, RequestFailed, error_kind, error_of
 from kvio.backends.s3.options import MAX_PARTS, S3Options, is_loopback
+from kvio.backends.s3.ranges import RangeObjects
 from kvio.errors import ConfigError, StorageTimeoutError, TransientStorageError
 from kvio.types import Cancellation, Parts
 
@@ -51,7 +52,7 @@ TRAITS = Traits(
     conditional=False,
     checks_upload="none",
     after_fork="reopen",
-    own_timeouts=False,
+    timeouts="abandon",
     unsupported_options=(
         UnsupportedOption("tls_verify", "it always checks the server's certificate; give ca_file"),
         UnsupportedOption("conditional", "it sends no If-None-Match", ("trust",)),
@@ -63,8 +64,6 @@ TRAITS = Traits(
 
 #: The library takes 1 as its default of 4, so 2 is the minimum.
 _MAX_ATTEMPTS: Final = 2
-#: An object name that never exists, read when a store is opened.
-_NOTHING: Final = ".kvio-nothing"
 
 _STATUS: Final = re.compile(r"response_status: (\d{3})\b")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
@@ -101,7 +100,7 @@ FAILURES: Final[tuple[tuple[str, ErrorKind], ...]] = (
 )
 
 
-class TorchObjects:
+class TorchObjects(RangeObjects):
     """One bucket, accessed with one client; see `kvio.backends.s3.timeouts.BlockingObjects`."""
 
     traits: ClassVar[Traits] = TRAITS
@@ -110,14 +109,6 @@ class TorchObjects:
         self._bucket = options.bucket
         self._part_bytes = options.part_bytes
         self._client = _client(options)
-
-    def check_bucket(self) -> None:
-        """Read an object that never exists: the error shows whether the bucket exists."""
-        try:
-            self._get(_NOTHING, 0, 1)
-        except RequestFailed as failed:
-            if failed.kind is not ErrorKind.MISSING:
-                raise
 
     def put(
         self,
@@ -150,32 +141,8 @@ class TorchObjects:
         finally:
             del stream  # freeing it aborts an unclosed upload; a traceback would keep it alive
 
-    def get_into(
-        self, name: str, parts: Parts, start: int, stop: int | None, *, with_metadata: bool = True
-    ) -> GetResult:
-        """Read an object into the parts; see `kvio.backends.s3.client.Objects`."""
-        pieces, total, etag = self.fetch(name, start, stop, body.total_bytes(parts))
-        return GetResult(body.scatter(pieces, parts), total, etag)
-
-    def fetch(
-        self, name: str, start: int, stop: int | None, room: int
-    ) -> tuple[Sequence[Any], int, str | None]:
-        """Return an object's bytes in new buffers; see `timeouts.BlockingObjects`."""
-        return reading.fetch(
-            lambda first, nbytes: self._get(name, first, nbytes),
-            lambda: self.head(name),
-            start,
-            stop,
-            room,
-        )
-
-    def get_tail(self, name: str, nbytes: int) -> tuple[bytes, GetResult]:
-        """Return the last bytes of an object; see `kvio.backends.s3.client.Objects`."""
-        return reading.get_tail(
-            lambda first, nbytes: self._get(name, first, nbytes), lambda: self.head(name), nbytes
-        )
-
-    def _get(self, name: str, start: int, nbytes: int) -> list[bytes]:
+    def get_range(self, name: str, start: int, nbytes: int) -> list[bytes]:
+        """Return the bytes of a range."""
         pieces = _call(
             lambda: list(self._client.get_object(self._bucket, name, start, start + nbytes))
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import signal
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 from dlio_benchmark.utils.utility import DLIOMPI
 
-from kvio.connectors.dlio import counts
+from kvio.connectors.dlio import blocks, counts
 from kvio.connectors.dlio.checkpoints import _Checkpointing
 from kvio.connectors.dlio.counts import Counts, Moved
 from kvio.connectors.dlio.defaults import filled_in, goes_through_kvio
@@ -22,7 +23,7 @@ from kvio.connectors.dlio.plan import checkpoints_of, workload_of
 from kvio.connectors.dlio.readers import KvioReader
 from kvio.connectors.dlio.settings import PlanError
 from kvio.connectors.dlio.versions import PYPI, Release
-from kvio.errors import ConfigError, UnsupportedError
+from kvio.errors import AccessDeniedError, ConfigError, UnsupportedError
 from kvio.types import MiB
 
 _CLASSES: Final = {
@@ -67,6 +68,26 @@ def check_options(args: Any) -> None:
             f"read_threads={args.read_threads}, but a rank has {share} samples: DLIO needs at "
             "least one sample per thread; reduce read_threads"
         )
+
+
+def check_writable(args: Any) -> None:
+    """Refuse a run that would write to a store which is open read-only, before it begins.
+
+    Raises:
+        AccessDeniedError: blocks cannot be written there.
+    """
+    stores = []
+    if args.generate_data:
+        stores.append(("generate data", blocks.data_store()))
+    if args.do_checkpoint:
+        stores.append(("write checkpoints", blocks.checkpoint_store()))
+    for doing, store in stores:
+        can = store.capabilities
+        if not can.writable:
+            why = "; ".join(can.notes)
+            raise AccessDeniedError(
+                f"DLIO on kvio: cannot {doing} in {store!r}: {why}", errno=errno.EROFS
+            )
 
 
 def report(found: Sequence[Counts]) -> None:
@@ -142,6 +163,8 @@ def watched(original: Any, release: Release) -> Any:
 
         def initialize(self) -> None:
             with _stopping_all_ranks():
+                if self._kvio:
+                    check_writable(self.args)
                 super().initialize()
                 if self._kvio:
                     check_options(self.args)
