@@ -152,7 +152,7 @@ def test_a_time_that_is_none_is_refused_in_words(root: Path, wrong: str) -> None
     ("accept", "waits"),
     [
         ("submit()", "kept._calls.executor._room._waiters"),
-        ("stage()", "kept._ledger.progress.goal and kept.stats().drained"),
+        ("stage()", "kept._engine.ledger.progress.goal and kept.stats().drained"),
     ],
 )
 def test_ctrl_c_ends_the_wait_and_says_what_is_lost(root: Path, accept: str, waits: str) -> None:

@@ -19,6 +19,7 @@ import kvio
 from kvio.core.executor import Executor
 from tests.posix.gate import GateBackend, backend_of, install
 from tests.signals.programs import Traced
+from tests.staging.engines import local
 
 LONG_S = 60.0
 
@@ -152,7 +153,7 @@ def test_a_tier_whose_close_was_interrupted_stays_open(store: kvio.Store) -> Non
     """It takes another write, and the next close stores everything."""
     tier = kvio.stage(store, "1MiB")
     receipts = [tier.write_block(key, b"data") for key in ("stuck", "k1", "k2")]
-    with interrupted(lambda: tier._ledger.progress.goal):
+    with interrupted(lambda: local(tier).ledger.progress.goal):
         tier.close()
     receipts.append(tier.write_block("again", b"data"))
     backend_of(store).gate.set()

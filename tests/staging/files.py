@@ -6,6 +6,7 @@ import io
 import threading
 
 import kvio
+from tests.staging.engines import local
 from tests.staging.medium import LONG_S
 
 PAGE = 4096
@@ -20,7 +21,7 @@ def absolute(model: io.BytesIO, offset: int, whence: int) -> int:
 def returned(tier: kvio.StagingTier) -> None:
     """Wait until what was dropped before has been given back."""
     there = threading.Event()
-    tier._files.later(there.set)
+    local(tier).files.later(there.set)
     assert there.wait(LONG_S)
 
 

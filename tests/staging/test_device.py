@@ -13,6 +13,7 @@ import pytest
 from kvio import ConfigError, KiB, UnsupportedError
 from kvio.staging import StagingTier
 from kvio.staging.device import DeviceMemory
+from kvio.staging.engine import LocalEngine
 from kvio.staging.memory import flat_parts, open_memory
 from kvio.staging.options import TierOptions
 
@@ -60,7 +61,7 @@ class TestCpu(DevicePromises):
         data = {key: noise(nbytes, seed) for seed, key in enumerate(keys)}
         options = TierOptions(drain_threads=1, timeout=1.0, retries=9)
         with open_medium() as store, Hung(store, *data) as hung:
-            tier = StagingTier(store, memory, options)
+            tier = StagingTier(store, LocalEngine(store, memory, options), options)
             tier.pause()
             first = [tier.write_block(key, data[key]) for key in data]
             tier.resume()

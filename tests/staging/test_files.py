@@ -20,6 +20,7 @@ from kvio import _native
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
 from tests.inside import wait_until_inside
+from tests.staging.engines import local
 from tests.staging.files import CAPACITY, PAGE, absolute, returned
 from tests.staging.medium import LONG_S, Medium, open_medium, staged
 
@@ -89,13 +90,13 @@ def test_every_byte_is_copied_into_staging_memory_once(
     """Large writes straight from the caller's memory, in whole pages, and never again at close."""
     tier.pause()
     filled: list[tuple[int, int]] = []
-    fill = tier._memory.fill
+    fill = local(tier).memory.fill
 
     def noted(spans, parts, *, checksum):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         filled.append((sum(map(len, parts)), len(parts[-1])))
         return fill(spans, parts, checksum=checksum)
 
-    monkeypatch.setattr(tier._memory, "fill", noted)
+    monkeypatch.setattr(local(tier).memory, "fill", noted)
     data = payloads.payload(50_000, 3)
     with tier.open("k", "wb") as file:
         file.write(data[:100])
@@ -158,14 +159,14 @@ def test_files_may_be_dropped_at_any_time(tier: kvio.StagingTier) -> None:
     tier.write_block("read", bytes(PAGE))
     file, reader = tier.open("k", "wb"), tier.open("read", "rb")
     file.write(bytes(40_000))
-    with tier._ledger.lock, warnings.catch_warnings(record=True):
+    with local(tier).ledger.lock, warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         del file, reader
         gc.collect()
     returned(tier)
 
     assert tier.stats().used_bytes == PAGE
-    assert tier._ledger.allocator.open_bytes == 0
+    assert local(tier).ledger.allocator.open_bytes == 0
 
 
 def test_the_file_of_a_key_that_is_closed_last_wins(
@@ -205,7 +206,7 @@ def test_a_taken_key_is_refused_when_a_file_is_opened_or_closed(
     assert file.closed
     assert file.receipt is None
     assert tier.stats().used_bytes == PAGE
-    assert tier._ledger.allocator.open_bytes == 0
+    assert local(tier).ledger.allocator.open_bytes == 0
     assert bytes(tier.read_block("k")) == b"faster"
 
 
@@ -222,7 +223,7 @@ def test_a_key_that_was_stored_meanwhile_is_refused_when_a_file_is_closed(
 
     assert file.receipt is None
     assert tier.stats().used_bytes == 0
-    assert tier._ledger.allocator.open_bytes == 0
+    assert local(tier).ledger.allocator.open_bytes == 0
     assert store.wrapper.peek("k") == b"faster"
 
 
@@ -231,7 +232,7 @@ def test_the_end_waits_for_what_dropped_files_give_back(tier: kvio.StagingTier) 
     events: SimpleQueue[str] = SimpleQueue()
 
     def end() -> None:
-        tier._files.end()
+        local(tier).files.end()
         events.put("ended")
 
     def give_back() -> None:
@@ -241,7 +242,7 @@ def test_the_end_waits_for_what_dropped_files_give_back(tier: kvio.StagingTier) 
 
     thread = threading.Thread(target=end)
     tier.open("k", "wb").abort()
-    tier._files.later(give_back)
+    local(tier).files.later(give_back)
 
     assert events.get(timeout=LONG_S) == "given back"
     assert events.get(timeout=LONG_S) == "ended"
@@ -254,7 +255,7 @@ def test_room_that_cannot_be_given_back_is_warned_of(tier: kvio.StagingTier) -> 
         raise kvio.StorageError("the kernel refuses")
 
     def give_back() -> None:
-        tier._files.later(fail)
+        local(tier).files.later(fail)
         returned(tier)
 
     tier.open("k", "wb").abort()
@@ -341,7 +342,7 @@ def test_a_file_does_what_a_file_in_memory_does(
         assert file.receipt.checksum == _native.crc32c(expected)
         assert store.wrapper.peek("k") == expected
         assert tier.stats().used_bytes == 0
-        assert tier._ledger.allocator.open_bytes == 0
+        assert local(tier).ledger.allocator.open_bytes == 0
     assert os.listdir(tmp_path) == []
 
 

@@ -12,6 +12,7 @@ import pytest
 import kvio
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
+from tests.staging.engines import local
 from tests.staging.files import CAPACITY, start_and_wait
 from tests.staging.medium import LONG_S, Medium, disk_error, open_medium, staged
 
@@ -307,11 +308,11 @@ def test_a_copy_that_fails_gives_its_room_back(
     def fail(*_: object, **__: object) -> None:
         raise kvio.StorageError("copy to device: lost")
 
-    monkeypatch.setattr(tier._memory, "fill", fail)
+    monkeypatch.setattr(local(tier).memory, "fill", fail)
     with pytest.raises(kvio.StorageError, match="lost"), file:
         file.write(bytes(20_000))
 
-    assert tier.stats().used_bytes == tier._ledger.allocator.open_bytes == 0
+    assert tier.stats().used_bytes == local(tier).ledger.allocator.open_bytes == 0
     assert not tier.contains("k")
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import kvio
 from kvio.staging import StagedFile
 from kvio.testing import payloads
+from tests.staging.engines import local
 from tests.staging.files import CAPACITY
 from tests.staging.medium import LONG_S, open_medium, staged
 
@@ -73,7 +74,7 @@ def test_no_order_of_calls_ends_where_nothing_can_go_on(
         tier.barrier(timeout=LONG_S)
 
         assert {key: store.wrapper.peek(key) for key in model} == model
-        assert tier.stats().used_bytes == tier._ledger.allocator.open_bytes == 0
+        assert tier.stats().used_bytes == local(tier).ledger.allocator.open_bytes == 0
 
 
 def _end_of(file: StagedFile, verb: str, written: bytes, model: dict[str, bytes]) -> None:

@@ -14,6 +14,7 @@ from kvio.staging.pending import Entry
 from kvio.staging.receipts import OpenReceipt, TierState
 from kvio.types import Level
 from tests.inside import wait_until_inside
+from tests.staging.engines import local
 from tests.staging.medium import LONG_S, open_medium, staged
 
 PAGE = 4096
@@ -94,15 +95,15 @@ def test_drains_begin_at_the_high_mark_and_end_at_the_low_one(
 ) -> None:
     """Of ten pages: the marks themselves included, and not a block more."""
     with staged(open_medium(), 10 * PAGE, drain_from="high_water", **marks) as tier:
-        ledger = tier._ledger
+        ledger = local(tier).ledger
         filled = []
         while ledger.allocator.used_bytes < begin * PAGE:
             filled.append(ledger.wanted())
             stage(ledger, f"k{len(filled)}")
         while ledger.wanted() and (entry := _next(ledger)) is not None:
-            tier._drains._drain([entry])
+            local(tier).drains._drain([entry])
         used_bytes = ledger.allocator.used_bytes
-        tier._drains.start()  # closing the tier drains what is left
+        local(tier).drains.start()  # closing the tier drains what is left
 
         assert not any(filled)
         assert used_bytes == end * PAGE

@@ -16,6 +16,7 @@ from kvio.staging.daemon.server import Session
 from kvio.staging.daemon.sockets import Peer
 from kvio.staging.receipts import OpenReceipt, TierState, resolve
 from kvio.types import IOMode, Level
+from tests.staging.engines import local
 from tests.staging.medium import LONG_S, Held, begin, disk_error, open_medium, staged
 from tests.staging.test_tier_full import Writer
 
@@ -26,14 +27,14 @@ def test_close_waits_for_whoever_carries_an_ending(monkeypatch: pytest.MonkeyPat
     """A writer or a reader may carry off what a drain has left to be told."""
     store, held = open_medium(), Held()
     with staged(store) as tier:
-        monkeypatch.setattr(tier._drains, "_deliver", lambda: None)
+        monkeypatch.setattr(local(tier).drains, "_deliver", lambda: None)
         store.wrapper.hold("k")
         receipt = tier.write_block("k", b"data")
         receipt.add_done_callback(held)
         store.wrapper.let_go()
         while not receipt.done:
             pass
-        carrier = begin(tier._ledger.deliver)
+        carrier = begin(local(tier).ledger.deliver)
         assert held.entered.wait(LONG_S)
         closer = begin(tier.close)
         closer.join(0.2)
@@ -49,14 +50,14 @@ def test_a_callback_may_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for itself, on whatever thread it runs."""
     store = open_medium()
     with staged(store) as tier:
-        monkeypatch.setattr(tier._drains, "_deliver", lambda: None)
+        monkeypatch.setattr(local(tier).drains, "_deliver", lambda: None)
         store.wrapper.hold("k")
         receipt = tier.write_block("k", b"data")
         receipt.add_done_callback(lambda _: tier.close(timeout=LONG_S))
         store.wrapper.let_go()
         while not receipt.done:
             pass
-        carrier = begin(tier._ledger.deliver)
+        carrier = begin(local(tier).ledger.deliver)
         carrier.join(LONG_S)
 
         assert not carrier.is_alive()
@@ -83,15 +84,15 @@ def test_room_of_a_write_that_lost_its_race_goes_back(monkeypatch: pytest.Monkey
     store = open_medium()
     with staged(store, MiB) as tier:
         store.wrapper.hold("k")
-        fill = tier._memory.fill
+        fill = local(tier).memory.fill
 
         def overtaken(*args: object, **options: object) -> object:
-            monkeypatch.setattr(tier._memory, "fill", fill)
+            monkeypatch.setattr(local(tier).memory, "fill", fill)
             tier.write_block("k", b"first")
             tier.shrink(MiB)
             return fill(*args, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(tier._memory, "fill", overtaken)
+        monkeypatch.setattr(local(tier).memory, "fill", overtaken)
         with pytest.raises(kvio.BlockExistsError):
             tier.write_block("k", bytes(64 * KiB), if_exists="error")
         grower = begin(lambda: tier.grow(64 * KiB))
@@ -169,15 +170,15 @@ def test_what_is_held_back_meanwhile_is_not_given(monkeypatch: pytest.MonkeyPatc
     """Whether a call hangs is asked with the lock, so that no drain adds its memory in between."""
     locked = []
     with staged(open_medium()) as tier:
-        lock = tier._ledger.lock
+        lock = local(tier).ledger.lock
 
         def hanging() -> bool:
             locked.append(lock._is_owned())  # type: ignore[attr-defined]
             return True
 
-        monkeypatch.setattr(tier._ledger.allocator, "_quarantined", [()])
-        monkeypatch.setattr(tier._drains, "hanging", hanging)
-        tier._drains._look_at_held()
+        monkeypatch.setattr(local(tier).ledger.allocator, "_quarantined", [()])
+        monkeypatch.setattr(local(tier).drains, "hanging", hanging)
+        local(tier).drains._look_at_held()
         monkeypatch.undo()
 
     assert locked == [True]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kvio
-from kvio.staging.daemon.client import DaemonTier
+from kvio.staging.daemon.client import RemoteEngine
 from kvio.testing.fakes import WrappedStore
 from kvio.types import MiB
 from tests.limited import at_most
@@ -370,9 +370,11 @@ def test_memory_that_was_given_back_is_not_resident(store: WrappedStore[Medium])
             return int(file.read().split()[1]) * PAGE
 
     with staged(store, 64 * MiB, populate=True) as tier:
-        if isinstance(tier, DaemonTier):
-            assert tier._mapping is not None
-            tier._mapping.wait(LONG_S)
+        engine = tier._engine
+        if isinstance(engine, RemoteEngine):
+            mapping = engine.mapping
+            assert mapping is not None
+            mapping.wait(LONG_S)
         before = resident()
         tier.shrink(48 * MiB)
 

@@ -16,6 +16,7 @@ import kvio
 from kvio.placement import Placement
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
+from tests.staging.engines import local
 from tests.staging.medium import LONG_S, SOON_S, Held, Medium, begin, open_medium, staged
 
 PAGE = 4096
@@ -293,7 +294,7 @@ def test_a_tier_refuses_in_a_forked_child(tier: kvio.StagingTier) -> None:
                 call()
         tier.close()
 
-    with tier._ledger.lock:  # held at the fork: the child must not wait for it
+    with local(tier).ledger.lock:  # held at the fork: the child must not wait for it
         pid = os.fork()
         if pid == 0:
             signal.alarm(int(LONG_S))  # a child that waits must not stay
@@ -342,13 +343,13 @@ class HeldFill:
 
     def __init__(self, tier: kvio.StagingTier, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tier, self.held = tier, Held()
-        fill = tier._memory.fill
+        fill = tier._engine.memory.fill
 
         def held(*args: Any, **options: Any) -> Any:
             self.held(None)
             return fill(*args, **options)
 
-        monkeypatch.setattr(type(tier._memory), "fill", staticmethod(held))
+        monkeypatch.setattr(type(tier._engine.memory), "fill", staticmethod(held))
 
     def write(self) -> threading.Thread:
         """Begin a write, up to its copy."""
@@ -364,7 +365,7 @@ def test_closing_waits_for_a_write_that_is_being_copied(
     tier = kvio.stage(store, "1MiB")
     fill = HeldFill(tier, monkeypatch)
     writer = fill.write()
-    ledger, ended = tier._ledger, []
+    ledger, ended = local(tier).ledger, []
 
     def close() -> None:
         try:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kvio.core.store import Store
+from kvio.staging.engine import LocalEngine
 from kvio.staging.files import StagedFile, StagedReader
 from kvio.staging.options import DrainFrom, TierOptions, TierStats
 from kvio.staging.receipts import StagedReceipt
@@ -113,7 +114,7 @@ def stage(
     if daemon is not None:
         from kvio.staging.daemon.client import connect
 
-        return connect(store, daemon, options)
+        return StagingTier(store, connect(store, daemon, options), options)
     staging = open_memory(
         memory,
         parse_size(capacity),
@@ -121,4 +122,4 @@ def stage(
         numa_node=numa_node,
         populate=populate,
     )
-    return StagingTier(store, staging, options)
+    return StagingTier(store, LocalEngine(store, staging, options), options)

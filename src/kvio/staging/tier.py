@@ -5,26 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Literal, Never, Self, overload
+from typing import Literal, Never, Self, overload
 
 from kvio.core import lifetime
 from kvio.core.buffers import Data
 from kvio.core.store import Store
 from kvio.errors import ConfigError, TierNotDrainedError, UnsupportedError
 from kvio.staging import receipts, writing
-from kvio.staging.allocator import Extents
-from kvio.staging.draining import Drains
-from kvio.staging.files import FileRoom, StagedFile, StagedReader, open_block
-from kvio.staging.ledger import Ledger
-from kvio.staging.options import TierOptions, TierStats, take_stock
+from kvio.staging.engine import TierEngine
+from kvio.staging.files import StagedFile, StagedReader, open_block
+from kvio.staging.options import TierOptions, TierStats
 from kvio.staging.pending import deadline_of, left
-from kvio.staging.reading import Consistency, StagedReads
-from kvio.staging.receipts import StagedReceipt, TierState
-from kvio.staging.writing import StagedResult, StagedWrites
+from kvio.staging.reading import Consistency
+from kvio.staging.receipts import StagedReceipt
+from kvio.staging.writing import StagedResult
 from kvio.types import BlockResult, BlockStat, IfExists, Level, check_if_exists, check_key
-
-if TYPE_CHECKING:
-    from kvio.staging.memory import StagingMemory
 
 
 class StagingTier:
@@ -39,42 +34,24 @@ class StagingTier:
     used in a forked child.
     """
 
-    def __init__(self, store: Store, memory: StagingMemory, options: TierOptions) -> None:
+    def __init__(self, store: Store, engine: TierEngine, options: TierOptions) -> None:
         self._store = store
-        self._memory = memory
+        self._engine = engine
         self._options = options
-        self._tier_state = TierState(Level(str(store.url.options.get("durability") or "visible")))
-        extents = Extents(memory.capacity_bytes)
-        self._ledger = Ledger(
-            self._tier_state, extents, retries=options.retries, release=memory.release
-        )
-        self._drains = Drains(
-            self._ledger,
-            store,
-            memory,
-            threads=options.drain_threads,
-            eager=options.drain_from == "accept",
-            high_water=options.high_water,
-            low_water=options.low_water,
-            timeout=options.timeout,
-            nice=options.drain_nice,
-            on_start=options.on_start,
-        )
-        lifetime.watch(self._drains)
+        self._tier_state = engine.tier_state
+        self._drains = engine.drains
         self._tier_state.ask = self._drains.ask
-        self._reads = StagedReads(self._ledger, memory, store)
-        self._writes = StagedWrites(
-            self._ledger, memory, store, when_full=options.when_full, checksum=options.checksum
-        )
-        self._files = FileRoom(self._ledger, memory, store, self._writes, options)
+        self._reads, self._writes, self._files = engine.reads, engine.writes, engine.files
         self._close_lock = threading.Lock()
         self._closed = False
+        lifetime.watch(engine.accepting)
         lifetime.watch_forks(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        capacity = self._memory.capacity_bytes
-        return f"<kvio.StagingTier {self._memory.kind} {capacity} bytes, {self._store!r} {state}>"
+        memory = self._engine.memory
+        size = f"{memory.kind} {memory.capacity_bytes} bytes"
+        return f"<kvio.StagingTier {size}, {self._store!r} {state}>"
 
     def __del__(self) -> None:
         """Warn that it was not closed, and close it when all staged blocks are stored."""
@@ -257,7 +234,7 @@ class StagingTier:
             KvioError: writes failed for good that no barrier has reported: an error of the type
                 of the first one's, whose message names every key.
         """
-        writing.barrier(self._ledger, level, timeout=timeout)
+        self._engine.barrier(level, timeout=timeout)
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until every write accepted so far is stored; raises as `barrier` does."""
@@ -271,8 +248,7 @@ class StagingTier:
         it was deleted, discarded, or refused because another writer was faster.
         """
         self._tier_state.check_fork()
-        with self._ledger.lock:
-            return self._ledger.progress.durable_sequence
+        return self._engine.durable_sequence
 
     def verify(self, receipt: StagedReceipt, *, timeout: float | None = None) -> None:
         """Read a block back from the store and compare it with the accepted bytes.
@@ -305,18 +281,17 @@ class StagingTier:
     def failed(self) -> list[StagedReceipt]:
         """The receipts of writes that failed for good; their bytes are still staged."""
         self._tier_state.check_fork()
-        with self._ledger.lock:
-            return [entry.receipt for entry in self._ledger.failed.values()]
+        return self._engine.failed
 
     def retry_failed(self) -> list[StagedReceipt]:
         """Retry every failed write, and return their receipts, which are open again."""
         self._check_open()
-        return self._ledger.retry_failed()
+        return self._engine.retry_failed()
 
     def discard(self, receipt: StagedReceipt) -> bool:
         """Drop a failed write and its bytes; False if it has not failed or was dropped before."""
         self._tier_state.check_fork()
-        return self._ledger.discard(receipt)
+        return self._engine.discard(receipt)
 
     # The tier itself
 
@@ -336,24 +311,17 @@ class StagingTier:
         Memory in use is freed when it is drained; `stats` has the remaining capacity.
         """
         self._check_open()
-        return self._ledger.shrink(nbytes)
+        return self._engine.shrink(nbytes)
 
     def grow(self, nbytes: int) -> int:
         """Use memory again that `shrink` returned; return the number of bytes."""
         self._check_open()
-        return self._ledger.grow(nbytes)
+        return self._engine.grow(nbytes)
 
     def stats(self) -> TierStats:
         """Return the counts since the tier was made, and its present content."""
         self._tier_state.check_fork()
-        drains, memory = self._drains, self._memory
-        with self._ledger.lock:
-            return take_stock(
-                self._ledger,
-                memory=memory.kind,
-                marks=(drains.high_water, drains.low_water),
-                paused=drains.paused,
-            )
+        return self._engine.stats()
 
     @property
     def store(self) -> Store:
@@ -374,20 +342,16 @@ class StagingTier:
         deadline = deadline_of(timeout)
         with self._close_lock:
             if not self._closed:
-                self._drains.drain_all(deadline)
+                self._engine.drain(deadline)
                 self._end(deadline)
 
     def _end(self, deadline: float | None) -> None:
-        self._drains.end(deadline)
-        self._files.end()
-        self._ledger.deliver()
-        self._ledger.wait_delivered(left(deadline))
-        self._memory.close()
+        self._engine.end(deadline)
         self._closed = True
         lifetime.forget_forks(self)
         if self._options.close_store:
             self._store.close(timeout=left(deadline))
-        lost, self._ledger.unreported = self._ledger.unreported, []
+        lost = self._engine.take_unreported()
         if lost:
             raise receipts.combine(lost)
 
@@ -402,10 +366,10 @@ class StagingTier:
 
     def _check_open(self) -> None:
         self._tier_state.check_fork()
-        self._ledger.check_open_locked()  # without the lock: close() waits for accepted writes
+        self._engine.check_open()
 
     def _limit(self, timeout: float | None) -> float | None:
         return self._options.timeout if timeout is None else timeout
 
     def _after_fork(self) -> None:
-        self._tier_state.forked = True
+        self._engine.after_fork()

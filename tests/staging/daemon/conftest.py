@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import kvio
-from kvio.staging.daemon.client import DaemonTier
+from kvio.staging import StagingTier
 from kvio.staging.daemon.connection_pool import ConnectionPool
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.daemon.sockets import name_of
@@ -60,7 +60,7 @@ def daemon(store: WrappedStore[Medium]) -> Iterator[StageDaemon]:
 
 
 @pytest.fixture
-def tier(store: WrappedStore[Medium], daemon: StageDaemon) -> Iterator[DaemonTier]:
+def tier(store: WrappedStore[Medium], daemon: StageDaemon) -> Iterator[StagingTier]:
     """A client."""
     with client_of(store, daemon) as tier:
         yield tier
@@ -68,7 +68,7 @@ def tier(store: WrappedStore[Medium], daemon: StageDaemon) -> Iterator[DaemonTie
 
 
 @pytest.fixture
-def other(store: WrappedStore[Medium], daemon: StageDaemon) -> Iterator[DaemonTier]:
+def other(store: WrappedStore[Medium], daemon: StageDaemon) -> Iterator[StagingTier]:
     """Another client of the same daemon."""
     with client_of(store, daemon) as tier:
         yield tier

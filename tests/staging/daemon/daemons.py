@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import kvio
-from kvio.staging.daemon.client import DaemonTier
+from kvio.staging import StagingTier
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.options import TierOptions
 from kvio.testing.fakes import WrappedStore
@@ -79,10 +79,10 @@ def staged(
             store.close(timeout=LONG_S)
 
 
-def client_of(store: kvio.Store, daemon: StageDaemon, **options: str) -> DaemonTier:
+def client_of(store: kvio.Store, daemon: StageDaemon, **options: str) -> StagingTier:
     """Return a client's tier."""
     tier = kvio.stage(store, daemon=daemon.path, **options)  # type: ignore[arg-type]
-    assert isinstance(tier, DaemonTier)
+    assert isinstance(tier, StagingTier)
     return tier
 
 

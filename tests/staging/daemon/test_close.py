@@ -9,23 +9,25 @@ from typing import Any
 import pytest
 
 import kvio
-from kvio.staging.daemon.client import DaemonTier, connect
+from kvio.staging import StagingTier
+from kvio.staging.daemon.client import connect
 from kvio.staging.daemon.protocol import MAX_KEYS
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.options import TierOptions
 from kvio.testing.fakes import WrappedStore
 from tests.staging.daemon.daemons import client_of, serving, until
+from tests.staging.engines import remote
 from tests.staging.medium import LONG_S, SOON_S, Medium, begin
 
 
 class Copier:
     """A write whose bytes are on their way until it is let go."""
 
-    def __init__(self, tier: DaemonTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, tier: StagingTier, monkeypatch: pytest.MonkeyPatch) -> None:
         self._copying, self._tier_state = threading.Event(), threading.Event()
-        self._fill = tier._memory.fill
+        self._fill = remote(tier).memory.fill
         self.receipts: list[kvio.StagedReceipt] = []
-        monkeypatch.setattr(tier._memory, "fill", self._wait)
+        monkeypatch.setattr(remote(tier).memory, "fill", self._wait)
         self._thread = begin(lambda: self.receipts.append(tier.write_block("k", b"data")))
         assert self._copying.wait(LONG_S)
 
@@ -47,7 +49,7 @@ def test_a_write_that_has_begun_is_stored_before_the_client_closes(
     tier = client_of(store, daemon)
     copier = Copier(tier, monkeypatch)
     closer = begin(tier.close)
-    until(lambda: tier._pending_writes._refusing)
+    until(lambda: remote(tier).pending_writes._refusing)
     with pytest.raises(kvio.StoreClosedError):
         tier.write_block("late", b"")
     assert not tier._closed
@@ -101,8 +103,8 @@ def test_a_client_that_the_daemon_knows_no_more_closes(store: WrappedStore[Mediu
     """Its events broke off, so it has lost its session, and has nothing to wait for."""
     with serving(store, drain_from="high_water") as daemon:
         tier = client_of(store, daemon)
-        tier._connections.events.shutdown(socket.SHUT_RDWR)
-        until(lambda: tier._pending_writes.lost is not None and not daemon._sessions)
+        remote(tier).connections.events.shutdown(socket.SHUT_RDWR)
+        until(lambda: remote(tier).pending_writes.lost is not None and not daemon._sessions)
         tier.close(timeout=LONG_S)
 
         assert tier._closed
@@ -133,7 +135,7 @@ def test_a_store_of_this_process_alone_has_no_daemon(daemon: StageDaemon) -> Non
         connect(store, daemon.path, TierOptions(drain_threads=1))
 
 
-def test_a_client_lists_more_keys_than_a_page_has(tier: DaemonTier) -> None:
+def test_a_client_lists_more_keys_than_a_page_has(tier: StagingTier) -> None:
     """Each once."""
     tier.pause()
     keys = [f"k{number:04}" for number in range(2 * MAX_KEYS + 1)]

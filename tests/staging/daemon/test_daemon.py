@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 import kvio
+from kvio.staging import StagingTier
 from kvio.staging.daemon import protocol as say
-from kvio.staging.daemon.client import DaemonTier
 from kvio.staging.daemon.connection_pool import ConnectionPool, Line
 from kvio.staging.daemon.protocol import ProtocolError
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.daemon.sockets import connect, name_of, poll, receive, send
 from kvio.testing.fakes import WrappedStore
 from tests.staging.daemon.daemons import client_of, serving, socket_path, until
+from tests.staging.engines import remote
 from tests.staging.medium import LONG_S, Medium, disk_error
 
 PAGE = 4096
@@ -26,7 +27,7 @@ PAGE = 4096
 # Several clients
 
 
-def test_clients_see_and_absorb_each_others_writes(tier: DaemonTier, other: DaemonTier) -> None:
+def test_clients_see_and_absorb_each_others_writes(tier: StagingTier, other: StagingTier) -> None:
     """One tier for all: the newest bytes of a key are read, and its older receipt ends with it."""
     tier.pause()
     first = tier.write_block("k", b"first")
@@ -41,7 +42,7 @@ def test_clients_see_and_absorb_each_others_writes(tier: DaemonTier, other: Daem
 
 
 def test_a_client_is_told_of_its_own_failures_alone(
-    tier: DaemonTier, other: DaemonTier, store: WrappedStore[Medium]
+    tier: StagingTier, other: StagingTier, store: WrappedStore[Medium]
 ) -> None:
     """The other's barrier passes, and it has nothing to retry or to discard."""
     store.wrapper.fail("bad", disk_error("bad"))
@@ -57,7 +58,7 @@ def test_a_client_is_told_of_its_own_failures_alone(
 
 
 def test_a_client_retries_its_own_failures_alone(
-    tier: DaemonTier, other: DaemonTier, store: WrappedStore[Medium]
+    tier: StagingTier, other: StagingTier, store: WrappedStore[Medium]
 ) -> None:
     """The other's stay failed, and are not even begun: it may know why they must wait."""
     for key in ("ours", "theirs"):
@@ -78,7 +79,7 @@ def test_a_client_retries_its_own_failures_alone(
 
 
 def test_a_block_in_the_place_of_anothers_failed_one_is_driven_for_both(
-    tier: DaemonTier, other: DaemonTier, store: WrappedStore[Medium]
+    tier: StagingTier, other: StagingTier, store: WrappedStore[Medium]
 ) -> None:
     """Who wrote the older block may ask for the newer, and both hear how it ends."""
     store.wrapper.fail("k", disk_error())
@@ -98,7 +99,7 @@ def test_a_block_in_the_place_of_anothers_failed_one_is_driven_for_both(
     assert other.failed == []
 
 
-def test_room_of_open_readers_is_counted(tier: DaemonTier) -> None:
+def test_room_of_open_readers_is_counted(tier: StagingTier) -> None:
     """In whole pages, for as long as they are open."""
     tier.pause()
     tier.write_block("k", bytes(5000))
@@ -111,7 +112,7 @@ def test_room_of_open_readers_is_counted(tier: DaemonTier) -> None:
 
 
 def test_a_pause_ends_with_the_client_that_asked_for_it(
-    tier: DaemonTier, store: WrappedStore[Medium], daemon: StageDaemon
+    tier: StagingTier, store: WrappedStore[Medium], daemon: StageDaemon
 ) -> None:
     """And not before the last one's."""
     one, two = client_of(store, daemon), client_of(store, daemon)
@@ -120,8 +121,8 @@ def test_a_pause_ends_with_the_client_that_asked_for_it(
     receipt = tier.write_block("k", b"data")
     one.resume()
     before = (tier.stats().paused, receipt.done)
-    two._connections.close()  # as the kernel does for a process that was killed
-    two._listening.join(LONG_S)
+    remote(two).connections.close()  # as the kernel does for a process that was killed
+    remote(two).listening.join(LONG_S)
 
     assert before == (True, False)
     assert receipt.wait(timeout=LONG_S).nbytes == 4
@@ -138,8 +139,8 @@ def test_failed_writes_of_a_client_that_is_gone_are_driven_again_at_the_end(
         tier = client_of(store, daemon)
         with pytest.raises(kvio.StorageError):
             tier.write_block("k", b"data").wait(timeout=LONG_S)
-        tier._connections.close()
-        tier._listening.join(LONG_S)
+        remote(tier).connections.close()
+        remote(tier).listening.join(LONG_S)
 
     assert store.wrapper.peek("k") == b"data"
     assert store.wrapper.order("failed") == ["k"]
@@ -150,17 +151,17 @@ def test_failed_writes_of_a_client_that_is_gone_are_driven_again_at_the_end(
 # Bytes that changed
 
 
-def scribble(tier: DaemonTier, key: str) -> None:
+def scribble(tier: StagingTier, key: str) -> None:
     """Change one staged byte behind everybody's back."""
-    with tier._connections.line() as line:
+    with remote(tier).connections.line() as line:
         pinned = line.ask(say.Pin(key, lasting=False))
         assert isinstance(pinned, say.Pinned)
-        tier._memory.views(pinned.spans)[0][0] ^= 1
+        remote(tier).memory.views(pinned.spans)[0][0] ^= 1
         line.release(pinned.ticket)
 
 
 def test_staged_bytes_that_changed_are_never_stored(
-    tier: DaemonTier, other: DaemonTier, store: WrappedStore[Medium]
+    tier: StagingTier, other: StagingTier, store: WrappedStore[Medium]
 ) -> None:
     """Their receipt says so, no read returns them, and their neighbours are stored."""
     tier.pause()
@@ -181,7 +182,7 @@ def test_staged_bytes_that_changed_are_never_stored(
 
 
 def test_bytes_that_change_while_they_are_stored_do_not_matter(
-    tier: DaemonTier, store: WrappedStore[Medium]
+    tier: StagingTier, store: WrappedStore[Medium]
 ) -> None:
     """The store is given a copy that was checked, not memory that others can write to."""
     store.wrapper.hold("k")
@@ -194,7 +195,7 @@ def test_bytes_that_change_while_they_are_stored_do_not_matter(
     assert store.wrapper.peek("k") == b"data"
 
 
-def test_nobody_can_take_pages_away_from_the_daemon(tier: DaemonTier, daemon: StageDaemon) -> None:
+def test_nobody_can_take_pages_away_from_the_daemon(tier: StagingTier, daemon: StageDaemon) -> None:
     """The descriptor that clients get cannot be cut: no SIGBUS for anybody."""
     lines = ConnectionPool(daemon.path, name_of(tier.store.url))
     with pytest.raises(PermissionError):
@@ -288,7 +289,7 @@ def test_every_packet_is_whole_or_refused(daemon: StageDaemon) -> None:
 
 
 def test_a_page_of_staged_keys_begins_after_the_key_that_was_asked_for(
-    tier: DaemonTier, lines: ConnectionPool
+    tier: StagingTier, lines: ConnectionPool
 ) -> None:
     """A long list is read page by page: no key comes twice, and the pages end."""
     tier.pause()

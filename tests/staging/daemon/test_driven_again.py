@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import kvio
+from kvio.staging import StagingTier
 from kvio.staging.daemon import protocol as say
-from kvio.staging.daemon.client import DaemonTier
 from kvio.staging.daemon.pending_writes import PendingWrites
 from kvio.staging.daemon.protocol import failure_of
 from kvio.staging.daemon.server import StageDaemon
@@ -14,10 +14,11 @@ from kvio.staging.receipts import OpenReceipt, StagedReceipt, TierState
 from kvio.testing.fakes import WrappedStore
 from kvio.types import Level
 from tests.staging.daemon.daemons import until
+from tests.staging.engines import remote
 from tests.staging.medium import LONG_S, SOON_S, Held, Medium, disk_error
 
 
-def _write_twice(first: DaemonTier, second: DaemonTier) -> list[StagedReceipt]:
+def _write_twice(first: StagingTier, second: StagingTier) -> list[StagedReceipt]:
     """Write one block by two calls that one drain will answer, once somebody resumes."""
     first.pause()
     return [first.write_block("k", b"data"), second.write_block("k", b"data", if_exists="keep")]
@@ -29,7 +30,7 @@ def _fail(receipt: StagedReceipt) -> None:
 
 
 def test_a_client_waits_for_what_another_drives_again(
-    tier: DaemonTier, other: DaemonTier, store: WrappedStore[Medium]
+    tier: StagingTier, other: StagingTier, store: WrappedStore[Medium]
 ) -> None:
     """It is told; and until it is, it does not take the write for one that is made good."""
     mine, theirs = _write_twice(tier, other)
@@ -52,7 +53,7 @@ def test_a_client_waits_for_what_another_drives_again(
 
 
 def test_a_failure_that_is_heard_late_ends_no_barrier(
-    tier: DaemonTier, store: WrappedStore[Medium]
+    tier: StagingTier, store: WrappedStore[Medium]
 ) -> None:
     """One drain failed for two calls, and was driven again when but one had been told."""
     told = Held()
@@ -73,7 +74,7 @@ def test_a_failure_that_is_heard_late_ends_no_barrier(
 
 
 def test_what_is_driven_again_is_not_over(
-    tier: DaemonTier, daemon: StageDaemon, store: WrappedStore[Medium]
+    tier: StagingTier, daemon: StageDaemon, store: WrappedStore[Medium]
 ) -> None:
     """A client that asks before the daemon has told it must not forget the write."""
     store.wrapper.fail("k", disk_error())
@@ -91,7 +92,7 @@ def test_what_is_driven_again_is_not_over(
 
 
 def test_what_was_driven_before_it_could_be_given_up_is_told_of(
-    tier: DaemonTier,
+    tier: StagingTier,
     daemon: StageDaemon,
     store: WrappedStore[Medium],
     monkeypatch: pytest.MonkeyPatch,
@@ -114,7 +115,7 @@ def test_what_was_driven_before_it_could_be_given_up_is_told_of(
 
 
 def test_only_what_has_failed_here_can_be_given_up(
-    tier: DaemonTier, store: WrappedStore[Medium]
+    tier: StagingTier, store: WrappedStore[Medium]
 ) -> None:
     """Not a write of another tier that happens to have the same number."""
     store.wrapper.fail("k", disk_error())
@@ -131,7 +132,7 @@ def test_only_what_has_failed_here_can_be_given_up(
 
 
 def test_a_failure_made_good_is_forgotten_on_both_sides(
-    tier: DaemonTier, daemon: StageDaemon, store: WrappedStore[Medium]
+    tier: StagingTier, daemon: StageDaemon, store: WrappedStore[Medium]
 ) -> None:
     """Else each would keep it as long as the client lives."""
     store.wrapper.fail("k", disk_error())
@@ -141,7 +142,7 @@ def test_a_failure_made_good_is_forgotten_on_both_sides(
         tier.barrier()
 
     assert tier.failed == []
-    assert tier._pending_writes.failed() == {}
+    assert remote(tier).pending_writes.failed() == {}
     assert [session._failed for session in daemon._sessions.values()] == [{}]
 
 

@@ -12,12 +12,14 @@ import pytest
 from kvio.staging.daemon.server import StageDaemon
 from kvio.testing.fakes import WrappedStore
 from tests.staging.daemon.daemons import client_of, socket_path, until
+from tests.staging.engines import remote
 from tests.staging.medium import LONG_S, Medium
 
 PROGRAM = """
 import sys
 import kvio
 from tests.staging.daemon.daemons import Process
+from tests.staging.engines import remote
 
 url, path, paused = sys.argv[1:]
 daemon = Process(url, path, "--capacity", "1MiB")
@@ -28,7 +30,7 @@ tier.write_block("k", b"data")
 if paused != "paused":
     tier.barrier()
 daemon.kill()
-tier._listening.join()
+remote(tier).listening.join()
 """
 
 
@@ -39,7 +41,7 @@ def test_a_dropped_client_ends_when_its_writes_are_stored(
     tier = client_of(store, daemon)
     store.wrapper.hold("k")
     receipt = tier.write_block("k", b"data")
-    listening = tier._listening
+    listening = remote(tier).listening
     with pytest.warns(ResourceWarning, match="staging tier of memory:// was dropped"):
         del tier
     assert listening.is_alive()

@@ -9,15 +9,16 @@ import socket
 import pytest
 
 import kvio
+from kvio.staging import StagingTier
 from kvio.staging.daemon import connection_pool, sockets
 from kvio.staging.daemon import protocol as say
-from kvio.staging.daemon.client import DaemonTier
 from kvio.staging.daemon.connection_pool import ConnectionPool
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.options import TierOptions
 from kvio.testing.fakes import WrappedStore
 from tests.inside import wait_until_inside
 from tests.staging.daemon.daemons import client_of, socket_path
+from tests.staging.engines import remote
 from tests.staging.medium import LONG_S, Held, Medium, begin, disk_error
 from tests.staging.test_tier_full import Writer
 
@@ -122,27 +123,27 @@ def test_a_daemon_that_cannot_store_names_the_keys(store: WrappedStore[Medium]) 
 
 
 def test_a_connection_made_while_the_client_closes_is_closed_too(
-    tier: DaemonTier, monkeypatch: pytest.MonkeyPatch
+    tier: StagingTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else would."""
     made: list[socket.socket] = []
-    with tier._connections.line(), monkeypatch.context() as patched:
+    with remote(tier).connections.line(), monkeypatch.context() as patched:
 
         def connect(path: str) -> socket.socket:
             made.append(sockets.connect(path))
-            tier._connections._closed = True
+            remote(tier).connections._closed = True
             return made[0]
 
         patched.setattr(connection_pool, "connect", connect)
         with pytest.raises(kvio.StoreClosedError):
             tier.stats()
-        tier._connections._closed = False
+        remote(tier).connections._closed = False
 
     assert [sock.fileno() for sock in made] == [-1]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_clients_tier_refuses_in_a_forked_child(tier: DaemonTier) -> None:
+def test_a_clients_tier_refuses_in_a_forked_child(tier: StagingTier) -> None:
     """Its connections are the parent's, which goes on; the child's close is nothing."""
     tier.pause()
     receipt = tier.write_block("k", b"data")
@@ -158,12 +159,12 @@ def test_a_clients_tier_refuses_in_a_forked_child(tier: DaemonTier) -> None:
         ):
             with pytest.raises(kvio.UnsupportedError, match="fork"):
                 call()
-        tier._connections._put(line)  # as a reader does that is dropped
+        remote(tier).connections._put(line)  # as a reader does that is dropped
         tier.close()
 
-    line = tier._connections._take()
+    line = remote(tier).connections._take()
     # Held at the fork: the child must not wait for them.
-    with tier._tier_state.lock, tier._connections._lock:
+    with remote(tier).tier_state.lock, remote(tier).connections._lock:
         pid = os.fork()
         if pid == 0:
             signal.alarm(int(LONG_S))  # a child that waits must not stay
@@ -174,7 +175,7 @@ def test_a_clients_tier_refuses_in_a_forked_child(tier: DaemonTier) -> None:
             finally:
                 os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
-    tier._connections._put(line)
+    remote(tier).connections._put(line)
     tier.resume()
     assert receipt.wait(timeout=LONG_S).nbytes == 4
 
@@ -193,7 +194,7 @@ def test_a_daemon_ends_with_its_context(store: WrappedStore[Medium]) -> None:
 
 
 def test_a_wait_without_a_limit_ends_with_the_daemon(
-    tier: DaemonTier, store: WrappedStore[Medium]
+    tier: StagingTier, store: WrappedStore[Medium]
 ) -> None:
     """On any thread: the error names what may not be stored."""
     store.wrapper.hold("k")
@@ -208,7 +209,7 @@ def test_a_wait_without_a_limit_ends_with_the_daemon(
 
     thread = begin(wait)
     wait_until_inside(thread, "wait_for")
-    tier._connections.events.shutdown(socket.SHUT_RDWR)
+    remote(tier).connections.events.shutdown(socket.SHUT_RDWR)
     thread.join(LONG_S)
 
     assert ["is gone; what may not be stored: 'k'" in str(error) for error in errors] == [True]

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 import kvio
+from kvio.staging import StagingTier
 from kvio.staging.daemon import protocol as say
 from kvio.staging.daemon import server
-from kvio.staging.daemon.client import DaemonTier
 from kvio.staging.daemon.connection_pool import ConnectionPool
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.daemon.sockets import receive, send
@@ -22,7 +22,7 @@ PAGE = 4096
 
 
 def test_room_of_a_client_that_is_gone_is_given_back(
-    tier: DaemonTier, lines: ConnectionPool
+    tier: StagingTier, lines: ConnectionPool
 ) -> None:
     """Between reserve and commit the room is the connection's, and nothing is staged."""
     with lines.line() as line:
@@ -34,7 +34,7 @@ def test_room_of_a_client_that_is_gone_is_given_back(
     assert not tier.contains("k")
 
 
-def test_a_limit_may_be_as_long_as_can_be_said(tier: DaemonTier, lines: ConnectionPool) -> None:
+def test_a_limit_may_be_as_long_as_can_be_said(tier: StagingTier, lines: ConnectionPool) -> None:
     """Longer than a lock can wait; and nobody has to say so."""
     tier.pause()
     tier.write_block("w", bytes(9 * PAGE))
@@ -48,7 +48,7 @@ def test_a_limit_may_be_as_long_as_can_be_said(tier: DaemonTier, lines: Connecti
 
 
 def test_room_goes_to_who_waits_when_its_holder_is_gone(
-    tier: DaemonTier, lines: ConnectionPool
+    tier: StagingTier, lines: ConnectionPool
 ) -> None:
     """A writer that was pushed back goes on."""
     with lines.line() as line:
@@ -61,7 +61,9 @@ def test_room_goes_to_who_waits_when_its_holder_is_gone(
     assert bytes(tier.read_block("w")) == bytes(9 * PAGE)
 
 
-def test_who_waits_for_room_and_is_gone_takes_none(tier: DaemonTier, lines: ConnectionPool) -> None:
+def test_who_waits_for_room_and_is_gone_takes_none(
+    tier: StagingTier, lines: ConnectionPool
+) -> None:
     """The room that comes too late goes back."""
     tier.pause()
     tier.write_block("w", bytes(9 * PAGE))
@@ -77,7 +79,7 @@ def test_who_waits_for_room_and_is_gone_takes_none(tier: DaemonTier, lines: Conn
 
 
 def test_bytes_that_a_client_read_when_it_went_are_let_go(
-    tier: DaemonTier, lines: ConnectionPool
+    tier: StagingTier, lines: ConnectionPool
 ) -> None:
     """Until then they stay where they are, though they are stored and gone from the tier."""
     tier.pause()
@@ -93,7 +95,7 @@ def test_bytes_that_a_client_read_when_it_went_are_let_go(
 
 
 def test_a_key_that_a_client_wrote_past_the_tier_is_free_again(
-    tier: DaemonTier, lines: ConnectionPool, store: WrappedStore[Medium]
+    tier: StagingTier, lines: ConnectionPool, store: WrappedStore[Medium]
 ) -> None:
     """Drains stand back while it writes, and go on when it is gone."""
     with lines.line() as line:
@@ -108,7 +110,7 @@ def test_a_key_that_a_client_wrote_past_the_tier_is_free_again(
 
 
 def test_staged_bytes_are_not_dropped_on_a_clients_word(
-    tier: DaemonTier, lines: ConnectionPool
+    tier: StagingTier, lines: ConnectionPool
 ) -> None:
     """Who says that it wrote past the tier, and did not, is found out."""
     tier.pause()
@@ -123,7 +125,7 @@ def test_staged_bytes_are_not_dropped_on_a_clients_word(
 
 
 def test_spans_that_do_not_fit_one_packet_go_in_several(
-    tier: DaemonTier, monkeypatch: pytest.MonkeyPatch
+    tier: StagingTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For writing and for reading."""
     monkeypatch.setattr(say, "MAX_SPANS", 2)
@@ -146,7 +148,7 @@ def threads() -> int:
 
 
 def test_clients_that_come_and_go_leave_nothing_behind(
-    tier: DaemonTier, store: WrappedStore[Medium], daemon: StageDaemon
+    tier: StagingTier, store: WrappedStore[Medium], daemon: StageDaemon
 ) -> None:
     """No descriptor and no thread, on either side."""
 
@@ -169,7 +171,7 @@ def test_clients_that_come_and_go_leave_nothing_behind(
 
 
 def test_a_client_that_does_not_listen_is_given_up(
-    tier: DaemonTier, lines: ConnectionPool, daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
+    tier: StagingTier, lines: ConnectionPool, daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its events are not kept for ever, its writes are stored, and nobody waits for it."""
     monkeypatch.setattr(server, "MAX_EVENTS", 3)

@@ -174,8 +174,9 @@ _PARENT = """
 import os, signal, sys
 import kvio
 from kvio.staging.daemon import protocol as say
+from tests.staging.engines import remote
 tier = kvio.stage(kvio.open_store(sys.argv[1]), daemon=sys.argv[2])
-with tier._connections.line() as line:
+with remote(tier).connections.line() as line:
     line.ask(say.Reserve("k", 9000, "keep", "raise", None))
     if os.fork() == 0:
         os.write(1, b"x")

@@ -8,19 +8,21 @@ from pathlib import Path
 import pytest
 
 from kvio import KiB, MiB
+from kvio.staging import StagingTier
 from kvio.staging.allocator import Span
-from kvio.staging.daemon.client import DaemonTier, PageMapping
+from kvio.staging.daemon.client import PageMapping
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.host import HostMemory
 from kvio.testing.fakes import WrappedStore
 from tests.staging.daemon.daemons import client_of, open_files, serving, until
+from tests.staging.engines import remote
 from tests.staging.medium import Medium
 from tests.staging.test_pages import address_of, smaps_of
 
 
-def mapped_bytes(tier: DaemonTier) -> int:
+def mapped_bytes(tier: StagingTier) -> int:
     """Ask the kernel how much of a client's staging memory has page tables."""
-    (view,) = tier._memory.views([Span(0, 1)])
+    (view,) = remote(tier).memory.views([Span(0, 1)])
     return int(smaps_of(address_of(view))["Rss"].split()[0]) * KiB
 
 
@@ -30,10 +32,11 @@ def file_bytes(daemon: StageDaemon) -> int:
     return os.fstat(daemon.core.memory.fd).st_blocks * 512
 
 
-def mapped(tier: DaemonTier) -> DaemonTier:
+def mapped(tier: StagingTier) -> StagingTier:
     """Wait until a client has mapped what it will."""
-    assert tier._mapping is not None
-    tier._mapping.wait()
+    mapping = remote(tier).mapping
+    assert mapping is not None
+    mapping.wait()
     return tier
 
 
@@ -52,7 +55,7 @@ def test_huge_pages_are_had_where_the_machine_gives_them(store: WrappedStore[Med
     if not switch.exists() or not {"[advise]", "[always]"} & set(switch.read_text().split()):
         pytest.skip("this system gives no huge pages to shared memory (shmem_enabled)")
     with serving(store, 8 * MiB, populate=True) as daemon, client_of(store, daemon) as tier:
-        for memory in (daemon.core.memory, mapped(tier)._memory):
+        for memory in (daemon.core.memory, remote(mapped(tier)).memory):
             (view,) = memory.views([Span(0, 1)])
             assert smaps_of(address_of(view))["ShmemPmdMapped"] != "0 kB"
 
@@ -60,7 +63,7 @@ def test_huge_pages_are_had_where_the_machine_gives_them(store: WrappedStore[Med
 def test_clients_leave_alone_what_is_not_populated(store: WrappedStore[Medium]) -> None:
     """Memory that comes as it is used is not taken by who only connects."""
     with serving(store, 8 * MiB) as daemon, client_of(store, daemon) as tier:
-        assert tier._mapping is None
+        assert remote(tier).mapping is None
         assert (mapped_bytes(tier), file_bytes(daemon)) == (0, 0)
 
 
@@ -100,8 +103,9 @@ def test_a_client_that_leaves_at_once_leaves_nothing(store: WrappedStore[Medium]
         for _ in range(5):
             tier = client_of(store, daemon)
             tier.close()
-            assert tier._mapping is not None
-            assert not tier._mapping._thread.is_alive()
+            mapping = remote(tier).mapping
+            assert mapping is not None
+            assert not mapping._thread.is_alive()
         until(lambda: open_files() <= before)
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, cast
 
 from kvio import _native
-from kvio.core import buffers, lifetime, threads
+from kvio.core import buffers, threads
 from kvio.core.buffers import PAGE_BYTES, Data
 from kvio.core.store import Store
 from kvio.errors import (
@@ -37,7 +37,6 @@ from kvio.staging.options import TierOptions, TierStats
 from kvio.staging.pending import Entry, deadline_of, left
 from kvio.staging.reading import StagedReads
 from kvio.staging.receipts import OpenReceipt, StagedReceipt, TierState
-from kvio.staging.tier import StagingTier
 from kvio.staging.writing import StagedWrites, WhenFull
 from kvio.types import BlockResult, IfExists, Level, MiB, Parts, check_keys, status_of
 
@@ -429,76 +428,67 @@ class DaemonDrains(Drains):
                 self._connections.tell(say.Ask(sequence))
 
 
-class DaemonTier(StagingTier):
-    """A tier in the memory of a drain daemon, shared with its other clients.
+class RemoteEngine:
+    """The engine of a tier in the memory of a drain daemon, shared with its other clients.
 
-    Verbs and promises are those of `StagingTier`, and a write that was accepted is stored even if
-    this process is killed. Sequence numbers, `durable_sequence`, `stats`, `pause`, `shrink` and
-    `grow` are the daemon's, for all its clients; `barrier`, `failed` and `close` are about the
-    writes of this one. If the daemon is killed, receipts that are open fail with
-    `TierNotDrainedError`, whose ``.keys`` names them all.
+    The promises are those of `StagingTier`, and a write that was accepted is stored even if this
+    process is killed. Sequence numbers, `durable_sequence`, `stats`, `pause`, `shrink` and `grow`
+    are the daemon's, for all its clients; `barrier`, `failed` and `close` are about the writes of
+    this one. If the daemon is killed, receipts that are open fail with `TierNotDrainedError`,
+    whose ``.keys`` names them all.
     """
 
     def __init__(self, store: Store, path: str, options: TierOptions) -> None:
-        self._store = store
-        self._options = options
-        self._connections = ConnectionPool(path, name_of(store.url))
-        welcome = self._connections.welcome
-        self._mapping: PageMapping | None = None
+        self.connections = ConnectionPool(path, name_of(store.url))
+        welcome = self.connections.welcome
+        self.mapping: PageMapping | None = None
         try:
-            memory = HostMemory(welcome.capacity_bytes, fd=self._connections.fd)
+            memory = HostMemory(welcome.capacity_bytes, fd=self.connections.fd)
             if welcome.populated:
-                self._mapping = PageMapping(memory, self._connections.fd)
-                self._mapping.wait(_MAPPING_S)
+                self.mapping = PageMapping(memory, self.connections.fd)
+                self.mapping.wait(_MAPPING_S)
         except BaseException:
-            self._connections.close()
-            self._connections.events.close()
+            self.connections.close()
+            self.connections.events.close()
             raise
         finally:
-            os.close(self._connections.fd)
-        self._memory = memory
-        self._tier_state = TierState(welcome.level)
-        self._pending_writes = PendingWrites(self._tier_state, self._connections.path)
-        lifetime.watch(self._pending_writes)
-        self._drains = DaemonDrains(self._connections)
-        self._tier_state.ask = self._drains.ask
-        reads = DaemonReads(self._connections, self._pending_writes, memory, store)
-        writes = DaemonWrites(
-            self._connections, self._pending_writes, memory, store, when_full=options.when_full
+            os.close(self.connections.fd)
+        self.memory = memory
+        self.tier_state = TierState(welcome.level)
+        self.pending_writes = self.accepting = PendingWrites(self.tier_state, self.connections.path)
+        self.drains = DaemonDrains(self.connections)
+        self.reads = DaemonReads(self.connections, self.pending_writes, memory, store)
+        self.writes = DaemonWrites(
+            self.connections, self.pending_writes, memory, store, when_full=options.when_full
         )
-        self._files = DaemonFiles(
-            self._connections, self._tier_state, memory, store, reads, writes, options
+        self.files = DaemonFiles(
+            self.connections, self.tier_state, memory, store, self.reads, self.writes, options
         )
-        self._reads, self._writes = reads, writes
-        self._close_lock = threading.Lock()
         self._closed = False
         self._durable_sequence = 0
-        self._listening = threading.Thread(
+        self.listening = threading.Thread(
             target=_listen,
-            args=(self._connections, self._pending_writes),
+            args=(self.connections, self.pending_writes),
             name="kvio-events",
             daemon=True,
         )
-        self._pending_writes.hearing = self._listening
+        self.pending_writes.hearing = self.listening
         try:
-            threads.start(self._listening)
+            threads.start(self.listening)
         except BaseException:
-            self._connections.close()
-            self._connections.events.close()
+            self.connections.close()
+            self.connections.events.close()
             raise
-        lifetime.watch_forks(self)
 
-    # Promises
-
-    def barrier(self, level: Level | str | None = None, *, timeout: float | None = None) -> None:
-        """Wait as `StagingTier.barrier` does, for the writes of this client."""
-        self._tier_state.check_fork()
-        if self._tier_state.check_level(level) is Level.ACCEPTED:
+    def barrier(self, level: Level | str | None, *, timeout: float | None) -> None:
+        """Wait until every write of this client has reached a level."""
+        self.tier_state.check_fork()
+        if self.tier_state.check_level(level) is Level.ACCEPTED:
             return
-        goal = self._pending_writes.last
-        self._drains.ask(goal)
-        reached = self._pending_writes.wait(goal, timeout)
-        failed = self._pending_writes.take_unreported()
+        goal = self.pending_writes.last
+        self.drains.ask(goal)
+        reached = self.pending_writes.wait(goal, timeout)
+        failed = self.take_unreported()
         if failed:
             raise receipts.combine(failed)
         if not reached:
@@ -507,7 +497,6 @@ class DaemonTier(StagingTier):
     @property
     def durable_sequence(self) -> int:
         """The number up to which every write of any client is stored; it never falls."""
-        self._tier_state.check_fork()
         with suppress(StorageError):  # a daemon that is gone stores no more
             self._durable_sequence = max(self._durable_sequence, self.stats().durable_sequence)
         return self._durable_sequence
@@ -515,117 +504,96 @@ class DaemonTier(StagingTier):
     @property
     def failed(self) -> list[StagedReceipt]:
         """The writes of this client that failed for good and whose bytes are still staged."""
-        self._tier_state.check_fork()
         if self._closed:
             return []
         self._forget_what_is_over()
-        return [one for one in self._pending_writes.failed() if not one.absorbed]
+        return [one for one in self.pending_writes.failed() if not one.absorbed]
 
     def _forget_what_is_over(self) -> None:
-        for page in _pages(self._pending_writes.failed()):
-            over = cast("say.Sequences", self._connections.ask(say.Over(page)))
-            self._pending_writes.forget(over.sequences)
+        for page in _pages(self.pending_writes.failed()):
+            over = cast("say.Sequences", self.connections.ask(say.Over(page)))
+            self.pending_writes.forget(over.sequences)
 
     def retry_failed(self) -> list[StagedReceipt]:
         """Drive every failed write of this client again; they are open again, and returned."""
-        self._check_open()
-        failed, driven = self._pending_writes.failed(), set[int]()
+        failed, driven = self.pending_writes.failed(), set[int]()
         for page in _pages(failed):
-            answer = cast("say.Sequences", self._connections.ask(say.Retry(page)))
+            answer = cast("say.Sequences", self.connections.ask(say.Retry(page)))
             driven.update(answer.sequences)
             again = {one: n for one, n in failed.items() if one.sequence in driven}
-            self._pending_writes.reopen(again, answer.events)
+            self.pending_writes.reopen(again, answer.events)
         return [one for one in failed if one.sequence in driven and not one.absorbed]
 
     def discard(self, receipt: StagedReceipt) -> bool:
         """Drop a failed write of this client and its bytes."""
-        self._tier_state.check_fork()
-        if receipt not in self._pending_writes.failed():
+        if receipt not in self.pending_writes.failed():
             return False
-        answer = cast("say.Done", self._connections.ask(say.Discard(receipt.sequence)))
+        answer = cast("say.Done", self.connections.ask(say.Discard(receipt.sequence)))
         if answer.value:
-            self._pending_writes.discarded(receipt.sequence)
+            self.pending_writes.discarded(receipt.sequence)
         return bool(answer.value)
-
-    # The tier itself
 
     def shrink(self, nbytes: int) -> int:
         """Return memory of the daemon to the system; return the number of bytes freed at once."""
-        self._check_open()
-        return cast("say.Done", self._connections.ask(say.Resize(-nbytes))).value
+        return cast("say.Done", self.connections.ask(say.Resize(-nbytes))).value
 
     def grow(self, nbytes: int) -> int:
         """Take back into use what `shrink` gave away; how many bytes."""
-        self._check_open()
-        return cast("say.Done", self._connections.ask(say.Resize(nbytes))).value if nbytes else 0
+        return cast("say.Done", self.connections.ask(say.Resize(nbytes))).value if nbytes else 0
 
     def stats(self) -> TierStats:
         """Count what the daemon did, and what it holds now."""
-        self._tier_state.check_fork()
-        return cast("say.StatsAre", self._connections.ask(say.Stats())).stats
+        return cast("say.StatsAre", self.connections.ask(say.Stats())).stats
 
-    def close(self, *, timeout: float | None = None) -> None:
-        """Wait until every write of this client is stored, then close; one that cannot stays open.
-
-        Raises:
-            TierNotDrainedError: blocks failed, or were still on their way after *timeout* seconds,
-                or the daemon is gone (the tier is closed then); ``.keys`` names them.
-            KvioError: writes that no barrier has told of were lost to another writer; the tier is
-                closed.
-        """
-        if self._tier_state.forked:
-            return
-        deadline = deadline_of(timeout)
-        with self._close_lock:
-            if not self._closed:
-                self._finish(deadline)
-                self._end(deadline)
-
-    def _finish(self, deadline: float | None) -> None:
-        with suppress(KvioError):  # a daemon that is gone: its receipts have failed
-            self._drains.resume()
-        written = self._pending_writes.refuse(left(deadline))
-        goal = self._pending_writes.last
-        with suppress(KvioError):
-            self._drains.ask(goal)
-        reached = self._pending_writes.wait(goal, left(deadline))
-        if self._pending_writes.lost is None:
-            with suppress(StorageError):
-                self._forget_what_is_over()
-        keys = self._pending_writes.unstored_keys()
-        if (keys or not written) and self._pending_writes.lost is None:
-            self._pending_writes.take_unreported()
-            self._pending_writes.take_again()
-            why = "failed" if reached and written else "timed out"
-            raise receipts.not_drained(keys, why)
-
-    def _end(self, deadline: float | None) -> None:
-        self._files.end()
-        self._pending_writes.wait_told(
-            left(deadline)
-        )  # what follows may ask the daemon for something
-        self._connections.close()
-        if self._listening is not threading.current_thread():
-            threads.join(self._listening, left(deadline))
-        if self._mapping is not None:
-            self._mapping.end()
-        self._memory.close()
-        self._closed = True
-        lifetime.forget_forks(self)
-        if self._options.close_store:
-            self._store.close(timeout=left(deadline))
-        lost = self._pending_writes.take_unreported()
-        if lost:
-            raise receipts.combine(lost)
-
-    def _check_open(self) -> None:
-        self._tier_state.check_fork()
+    def check_open(self) -> None:
+        """Raise StoreClosedError after `end`."""
         if self._closed:
             raise StoreClosedError("the staging tier is closed")
 
-    def _after_fork(self) -> None:
-        self._tier_state.forked = True
-        self._connections.abandon()
+    def drain(self, deadline: float | None) -> None:
+        """Accept no more, and wait until every write of this client is stored.
+
+        Raises:
+            TierNotDrainedError: blocks failed, or were still on their way at the deadline.
+        """
+        with suppress(KvioError):  # a daemon that is gone: its receipts have failed
+            self.drains.resume()
+        written = self.pending_writes.refuse(left(deadline))
+        goal = self.pending_writes.last
+        with suppress(KvioError):
+            self.drains.ask(goal)
+        reached = self.pending_writes.wait(goal, left(deadline))
+        if self.pending_writes.lost is None:
+            with suppress(StorageError):
+                self._forget_what_is_over()
+        keys = self.pending_writes.unstored_keys()
+        if (keys or not written) and self.pending_writes.lost is None:
+            self.take_unreported()
+            self.pending_writes.take_again()
+            why = "failed" if reached and written else "timed out"
+            raise receipts.not_drained(keys, why)
+
+    def end(self, deadline: float | None) -> None:
+        """End the connections and release the memory."""
+        self.files.end()
+        # What follows may ask the daemon for something.
+        self.pending_writes.wait_told(left(deadline))
+        self.connections.close()
+        if self.listening is not threading.current_thread():
+            threads.join(self.listening, left(deadline))
+        if self.mapping is not None:
+            self.mapping.end()
+        self.memory.close()
+        self._closed = True
+
+    def take_unreported(self) -> list[StagedReceipt]:
+        """Return the receipts of failures that no barrier has reported, once."""
+        return self.pending_writes.take_unreported()
+
+    def after_fork(self) -> None:
+        """Mark this as the engine of a forked child, which cannot use it."""
+        self.tier_state.forked = True
+        self.connections.abandon()
 
 
 def _listen(lines: ConnectionPool, pending_writes: PendingWrites) -> None:
@@ -651,7 +619,7 @@ def _pages(receipts: Collection[OpenReceipt]) -> list[tuple[int, ...]]:
     return [tuple(numbers[at : at + most]) for at in range(0, len(numbers), most)] or [()]
 
 
-def connect(store: Store, path: str, options: TierOptions) -> DaemonTier:
+def connect(store: Store, path: str, options: TierOptions) -> RemoteEngine:
     """Stage in the memory of the daemon that listens at *path*, for the same store.
 
     Raises:
@@ -662,4 +630,4 @@ def connect(store: Store, path: str, options: TierOptions) -> DaemonTier:
     """
     if not store.capabilities.shared:
         raise UnsupportedError(f"a drain daemon does not see a {store.url.scheme} store")
-    return DaemonTier(store, path, options)
+    return RemoteEngine(store, path, options)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, get_args
 
 from kvio import _native
 from kvio.core.store import Store
 from kvio.errors import CorruptBlockError, StorageTimeoutError
-from kvio.staging.allocator import Extents, Span
+from kvio.staging.allocator import Span
 from kvio.staging.device import Ring
 from kvio.staging.draining import Drains, cut
+from kvio.staging.engine import LocalEngine
 from kvio.staging.files import FileRoom
 from kvio.staging.host import HostMemory
-from kvio.staging.ledger import Ledger
-from kvio.staging.options import TierOptions, TierStats, take_stock
+from kvio.staging.options import TierOptions
 from kvio.staging.pending import Entry, left
-from kvio.staging.receipts import OpenReceipt, TierState
+from kvio.staging.receipts import OpenReceipt
 from kvio.staging.writing import StagedWrites, WhenFull
-from kvio.types import IfExists, Level, MiB, Receipt
+from kvio.types import IfExists, MiB, Receipt
 
 _RING_BYTES: Final = 64 * MiB
 
@@ -98,8 +98,8 @@ class Reservations(StagedWrites):
             return spans
 
 
-class DaemonTierCore:
-    """A tier without its front: ledger, drains and room, over memory that is shared.
+class DaemonTierCore(LocalEngine):
+    """The engine of a tier over memory that is shared.
 
     Attributes:
         memory: the staging memory; its descriptor goes to clients.
@@ -107,30 +107,15 @@ class DaemonTierCore:
         files: pins blocks for open files, so that nobody waits for the room they keep.
     """
 
+    memory: HostMemory
+    drains: CheckedDrains
+
     def __init__(self, store: Store, memory: HostMemory, options: TierOptions) -> None:
-        self.store = store
-        self.memory = memory
-        self.level = Level(str(store.url.options.get("durability") or "visible"))
+        super().__init__(store, memory, options, drains=CheckedDrains)
+        self.level = self.tier_state.best
         self.eager = options.drain_from == "accept"
-        self.ledger = Ledger(
-            TierState(self.level),
-            Extents(memory.capacity_bytes),
-            retries=options.retries,
-            release=memory.release,
-        )
-        self.drains = CheckedDrains(
-            self.ledger,
-            store,
-            memory,
-            threads=options.drain_threads,
-            eager=self.eager,
-            high_water=options.high_water,
-            low_water=options.low_water,
-            timeout=options.timeout,
-        )
         self.drains.ring = Ring(HostMemory(min(_RING_BYTES, memory.capacity_bytes)))
-        self._by_rule = {rule: self._reservations(rule) for rule in ("block", "raise")}
-        self._by_rule["pass_through"] = self._reservations("pass_through")
+        self._by_rule = {rule: self._reservations(rule) for rule in get_args(WhenFull)}
         self.files = FileRoom(self.ledger, memory, store, self._by_rule["block"], options)
 
     def _reservations(self, when_full: WhenFull) -> Reservations:
@@ -141,17 +126,6 @@ class DaemonTierCore:
     def room(self, when_full: WhenFull) -> Reservations:
         """Return the writes with this rule for a full tier."""
         return self._by_rule[when_full]
-
-    def stats(self) -> TierStats:
-        """Return the counts of the tier, and its present content."""
-        drains = self.drains
-        with self.ledger.lock:
-            return take_stock(
-                self.ledger,
-                memory=self.memory.kind,
-                marks=(drains.high_water, drains.low_water),
-                paused=drains.paused,
-            )
 
     def end_drains(self, deadline: float | None) -> None:
         """End the drains; all futures are resolved then."""
