@@ -169,7 +169,8 @@ def test_a_save_that_failed_holds_nobody_up() -> None:
 
     stager = KvioStager(saves=1, timeout=60)
     with memory_store() as store:
-        bad = KvioWriter(Watched(store, fail), "run", level="visible")
+        failing: Any = Watched(store, fail)
+        bad = KvioWriter(failing, "run", level="visible")
         good = KvioWriter(store, "run", level="visible")
         failed = dcp.async_save({"a": torch.ones(9)}, storage_writer=bad, async_stager=stager)
         saved = dcp.async_save({"a": torch.ones(9)}, storage_writer=good, async_stager=stager)

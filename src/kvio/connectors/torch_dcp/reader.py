@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from kvio import aligned_buffer
+from kvio import BlockStore, aligned_buffer
 from kvio.connectors.torch_dcp.manifest import ItemLocation
-from kvio.connectors.torch_dcp.versions import BlockStore, check_name, read_manifest
+from kvio.connectors.torch_dcp.versions import check_name, read_manifest
 from kvio.errors import (
     BlockError,
     BlockNotFoundError,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, Protocol
+from collections.abc import Iterable
+from typing import Any, Final
 
+from kvio import BlockStore
 from kvio.connectors.torch_dcp.manifest import Manifest, decode, manifest_key
 from kvio.errors import (
     BlockNotFoundError,
@@ -20,28 +21,6 @@ from kvio.types import Level, check_key
 
 _log = logging.getLogger(__name__)
 _VERSION: Final = re.compile(r"\d{8,}-[0-9a-f]{16}").fullmatch
-
-
-class BlockStore(Protocol):
-    """The methods of a store that the connector uses; a staging tier has them too."""
-
-    def write_block(self, key: str, data: Any, *, if_exists: Any = ...) -> Any:
-        """Store a block; return its receipt, or one with ``wait(level)``."""
-
-    def read_block(self, key: str) -> memoryview:
-        """Read a block and verify it."""
-
-    def read_block_into(self, key: str, out: Any) -> int:
-        """Read a block into the caller's buffer and verify it."""
-
-    def stat_block(self, key: str) -> Any:
-        """Describe a block."""
-
-    def delete_block(self, key: str) -> bool:
-        """Remove a block."""
-
-    def list_keys(self, prefix: str = ...) -> Iterator[str]:
-        """Yield the keys with a prefix."""
 
 
 def check_name(name: str) -> None:

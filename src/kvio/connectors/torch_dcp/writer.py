@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from kvio import BlockStore
 from kvio.connectors.torch_dcp.manifest import (
     ItemLocation,
     Manifest,
@@ -28,7 +29,6 @@ from kvio.connectors.torch_dcp.manifest import (
     manifest_key,
 )
 from kvio.connectors.torch_dcp.versions import (
-    BlockStore,
     check_name,
     find_manifest,
     new_version,
