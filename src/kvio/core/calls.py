@@ -1,8 +1,21 @@
-"""How a store's calls run: inline, or on the I/O threads with a deadline.
+"""How a store's calls run: on the caller's thread, or on an I/O thread with a deadline.
 
-Without a timeout a call runs on the caller's thread, at no cost but a counter. With one it runs on
-an I/O thread. Then one of two events comes first: the work ends and delivers its result, or the
-deadline passes, and from then on nothing is delivered and the caller's memory is not touched.
+A call without a timeout runs on the caller's thread (`Calls.here`) and costs one entry of a set.
+A call with a timeout, and a submitted one, is a `Pending`, whose future is the caller's, with a
+`Job` in the queue of the `Executor`, whose future is the work's. Its states:
+
+    queued --> running --> ended                     the job's future is done: `Pending.finish`
+       |          |
+       |          +------> expired, still running    the deadline passed: `Pending.expire`; the
+       |                                             thread is quarantined until the call returns
+       +-----------------> expired, never run        the job leaves the queue
+
+Of `finish`, `expire` and `refuse` the first wins (`_win`, under the call's lock); the others do
+nothing. Only the winner resolves the caller's future. Once `expire` has won, no result is
+delivered, the caller's memory is not touched, and `cancel` asks the work to stop before it
+publishes. A caller may cancel its future until `_claim`: before the result is set, or, where the
+work fills the caller's memory, before the work begins. Who waits for a call expires it itself
+(`Calls.wait`); submitted calls are expired by one thread, `Deadlines`, or when they are cancelled.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """The I/O threads: reads go first, queued bytes are bounded, and stuck threads are replaced.
 
+A thread is idle, at work on one job, or quarantined. `submit` queues a job and starts a thread if
+none is idle and fewer than wanted exist; a thread takes the next job, runs it, sets its future and
+is idle again; it ends when the executor is closed and the queues are empty.
+
 A thread in a system call on a dead mount cannot be stopped. A caller whose deadline passes
 `abandon`s its job: the thread that runs it is quarantined and a new one takes its place; if the
 system call ever returns, the old thread ends. At most `MOST_STUCK` threads, or as many as the pool
