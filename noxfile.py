@@ -47,7 +47,7 @@ FORKING_RUNS = (
 )
 PARALLEL_RUN = (
     *(*PARALLEL, *SANITIZED, f"not forked_child and {SANITIZED_NAMES}"),
-    *("tests/test_conformance.py", "tests/test_garbage.py"),
+    *("tests/test_conformance.py", "tests/core/test_garbage.py"),
     *(
         f"tests/sharedfile/test_{name}.py"
         for name in ("index", "paths", "plan", "reading", "sealing", "stateful", "writing")

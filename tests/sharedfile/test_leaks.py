@@ -232,7 +232,7 @@ for number in range(40):
 
 
 def test_a_failed_write_in_a_reference_cycle_is_collected(disk_path: Path) -> None:
-    """No crash, and no complaint of the collector; see tests/test_garbage.py."""
+    """No crash, and no complaint of the collector; see tests/core/test_garbage.py."""
     command = [sys.executable, "-c", _CYCLE, str(disk_path)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 

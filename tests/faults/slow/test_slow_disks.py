@@ -15,13 +15,13 @@ from typing import Final
 import pytest
 
 import kvio
+from tests.core.test_timeouts import frozen
 from tests.faults.sizes import seed, size
 from tests.faults.slow.deadlines import SOON_S, Lateness
 from tests.faults.slow.test_stopped import settle
 from tests.faults.totals import Tally
 from tests.faults.without import passthrough
 from tests.posix import children, faultlab, mounts
-from tests.test_timeouts import frozen
 
 LONG_S: Final = 60.0
 _BLKIO: Final = Path("/sys/fs/cgroup/blkio")

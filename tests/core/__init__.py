@@ -1,0 +1,1 @@
+"""The core: stores, calls, buffers, damage, streams, without a particular backend."""

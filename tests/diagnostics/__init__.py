@@ -1,0 +1,1 @@
+"""What tries a machine: doctor and tuning."""

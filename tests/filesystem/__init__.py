@@ -1,0 +1,1 @@
+"""Facts about file systems, and the choice of the I/O mode."""

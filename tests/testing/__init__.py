@@ -1,0 +1,1 @@
+"""The contract suite for backends, and its fakes."""
