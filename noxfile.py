@@ -385,5 +385,5 @@ def mutants(session: nox.Session) -> None:
 @nox.session(default=False)
 def torch(session: nox.Session) -> None:
     """Run the tests that need torch, which is large."""
-    install(session, "test", extras="[torch]")
+    install(session, "test", extras="[cli,plot,torch]")
     session.run("python", "-m", "pytest", "-m", "torch", *session.posargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,7 @@ class Kvio:
 
     def __init__(self, root: Path) -> None:
         self._store = durable_store(root)
+        weakref.finalize(self, self._store.close)
 
     def writer(self, name: str) -> Any:
         """Make a writer of a checkpoint."""

@@ -223,6 +223,7 @@ def test_a_writer_can_be_pickled_and_is_no_stager(tmp_path: Path) -> None:
         writer = pickle.loads(pickle.dumps(KvioWriter(store, "run", keep=2)))
         for value in (1, 2, 3):
             dcp.save({"a": BASE + value}, storage_writer=writer)
+        writer._store.close()  # its own: the pickle opened it again
         found = versions(store, "run")
 
     assert len(found) == 2

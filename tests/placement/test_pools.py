@@ -15,6 +15,7 @@ import kvio
 from kvio.core.executor import Executor
 from kvio.placement import Placement, Slot, Topology, thread_placer
 from tests.occupied import queue
+from tests.posix import faultlab
 from tests.staging.medium import draining_with_all
 
 
@@ -92,11 +93,11 @@ def test_writers_of_a_shared_file_run_on_their_slots(tmp_path: Path) -> None:
 
 def test_a_placement_that_cannot_be_is_refused_when_it_is_asked_for(tmp_path: Path) -> None:
     """A mistake shows where it was made, not in a thread, and leaves nothing open."""
-    before = os.listdir("/proc/self/fd")
+    before = faultlab.open_descriptors()
     for wrong in ({"map_by": "cpu"}, {"near": "disk"}, {"memory": "mine"}):
         with pytest.raises(kvio.ConfigError):
             kvio.open_store("posix-tmpfile", root=tmp_path, placement=Placement(**wrong))  # type: ignore[arg-type]
-    assert os.listdir("/proc/self/fd") == before
+    assert faultlab.open_descriptors() == before
 
 
 def test_what_a_machine_withholds_is_warned_of_and_done_without() -> None:

@@ -12,6 +12,7 @@ import pytest
 import kvio
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
+from tests.posix import faultlab
 from tests.staging.engines import local
 from tests.staging.files import CAPACITY, start_and_wait
 from tests.staging.medium import LONG_S, Medium, disk_error, open_medium, staged
@@ -268,7 +269,7 @@ def test_what_is_spilled_has_no_name_and_leaves_nothing(
     spilling: kvio.StagingTier, tmp_path: Path
 ) -> None:
     """Nobody else can open it, and its descriptor goes with the file."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(faultlab.open_descriptors())
     file = spilling.open("k", "wb")
     file.write(bytes(100_000))
     spool = file._spool
@@ -279,7 +280,7 @@ def test_what_is_spilled_has_no_name_and_leaves_nothing(
 
     assert names == []
     assert mode == 0o600
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(faultlab.open_descriptors()) == before
     assert spilling.stats().used_bytes == 0
 
 
