@@ -25,6 +25,8 @@ from kvio._native.signals import raised, reraise
 
 _OPS: Final[Any] = ffi.typeof("kvio_op[]")
 _PARTS: Final[Any] = ffi.typeof("kvio_part[]")
+_ROWS: Final[Any] = ffi.typeof("int64_t[]")
+_ANSWERS: Final = int(lib.KVIO_ANSWERS)
 
 
 class Answer(NamedTuple):
@@ -147,10 +149,12 @@ class Ops:
 
     def answers(self) -> list[Answer]:
         """Return the answers of all operations."""
-        rows = new("int64_t[]", self.count * lib.KVIO_ANSWERS)
+        rows = new(_ROWS, self.count * _ANSWERS)
         lib.kvio_get_answers(self.ops, self.count, rows)
-        numbers = iter(ffi.unpack(rows, self.count * lib.KVIO_ANSWERS))
-        return list(map(Answer._make, zip(*[numbers] * lib.KVIO_ANSWERS, strict=True)))
+        numbers = ffi.unpack(rows, self.count * _ANSWERS)
+        if self.count == 1:
+            return [Answer._make(numbers)]
+        return list(map(Answer._make, zip(*[iter(numbers)] * _ANSWERS, strict=True)))
 
 
 class IOCounters:

@@ -53,10 +53,13 @@ static struct entry remove_at(size_t i)
  * may begin up to 2 MiB into what malloc mapped for it. */
 static void *take(size_t nbytes)
 {
-	unsigned node = this_node();
 	void *base = NULL;
+	unsigned node;
 
-	if (nbytes < LEAST_BYTES || nbytes > MOST_BYTES || pthread_mutex_trylock(&lock))
+	if (nbytes < LEAST_BYTES || nbytes > MOST_BYTES)
+		return NULL;
+	node = this_node();
+	if (pthread_mutex_trylock(&lock))
 		return NULL;
 	for (size_t i = entries; i-- > 0 && !base;)
 		if (kept[i].node == node && kept[i].nbytes >= nbytes &&
