@@ -44,7 +44,7 @@ class Arena:
         self._bytes[:] = 0
 
     def cut(self, *, blocks: int, pieces: int, piece_nbytes: int) -> list[Block]:
-        """Give so many blocks of so many pieces each.
+        """Return so many blocks of so many pieces each.
 
         Raises:
             ValueError: the arena is too small.

@@ -36,7 +36,7 @@ class Machine:
     load_of_others: float = 0.0
 
     def lines(self) -> list[str]:
-        """Say it to a reader."""
+        """Return it as text for a reader."""
         gib = self.memory_bytes / (1 << 30)
         return [
             f"machine      {self.processor}, {self.processors_usable} usable processors, "
@@ -69,7 +69,7 @@ class FileSystem:
         return self.kind in MEMORY_FILE_SYSTEMS
 
     def lines(self) -> list[str]:
-        """Say it to a reader."""
+        """Return it as text for a reader."""
         free = self.free_bytes / (1 << 30)
         return [
             f"file system  {self.kind} on {self.device}, {free:.1f} GiB free",

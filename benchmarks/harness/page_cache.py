@@ -30,7 +30,7 @@ def warm(root: Path) -> None:
 
 
 def cached_fraction(root: Path) -> float | None:
-    """Tell how much of the bytes below *root* is cached; None where the kernel does not say."""
+    """Return how much of the bytes below *root* is cached; None where the kernel does not say."""
     cached = total = 0.0
     for fd, nbytes in _opened(root):
         fraction = _native.cached_fraction(fd, nbytes)

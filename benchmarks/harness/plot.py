@@ -126,7 +126,7 @@ def draw_panels(
 
 
 def _plain_log(axes: Any) -> None:
-    """Give the values a logarithmic axis, with numbers as people write them."""
+    """Set a logarithmic axis for the values, with numbers as people write them."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_yscale("log")

@@ -39,7 +39,7 @@ class Record:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def circumstances(self) -> list[str]:
-        """Say what was measured on."""
+        """Describe what was measured on."""
         return [*self.machine.lines(), *self.file_system.lines()]
 
     def as_json(self) -> str:

@@ -279,7 +279,7 @@ class Run:
         return sum(self._runnable) / len(self._runnable) / self.machine.processors_usable
 
     def notes(self) -> list[str]:
-        """Say what a reader must know beside the numbers."""
+        """Return what a reader must know beside the numbers."""
         notes = [f"left out: {name}: {why}" for name, why in self.left_out.items()]
         if self._ended_by:
             notes.append(f"INTERRUPTED by {self._ended_by}: rounds are missing")

@@ -23,7 +23,7 @@ class Table:
     rule_after: frozenset[int] = field(default_factory=frozenset)
 
     def plain(self) -> str:
-        """Give aligned text; every row is as wide as its widest."""
+        """Return aligned text; every row is as wide as its widest."""
         widths = [max(map(len, column)) for column in zip(self.headings, *self.rows, strict=True)]
 
         def line(cells: Sequence[str]) -> str:
@@ -42,7 +42,7 @@ class Table:
         return "\n".join(lines)
 
     def markdown(self) -> str:
-        """Give a Markdown table under a heading."""
+        """Return a Markdown table under a heading."""
         marks = ["---:" if heading in self.right else "---" for heading in self.headings]
         body = (list(map(_escaped, row)) for row in self.rows)
         lines = [f"| {' | '.join(cells)} |" for cells in (list(self.headings), marks, *body)]

@@ -91,7 +91,7 @@ class Conditions:
 
 
 def matches(condition: str, etag: str) -> bool:
-    """Tell whether an entity tag is among those of an If-Match or If-None-Match."""
+    """Return whether an entity tag is among those of an If-Match or If-None-Match."""
     return condition == "*" or etag in (tag.strip().strip('"') for tag in condition.split(","))
 
 

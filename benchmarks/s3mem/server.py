@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def serve(listener: socket.socket, service: Service, tls: ssl.SSLContext | None) -> None:
-    """Give every connection a thread, for ever."""
+    """Serve every connection on a thread of its own, for ever."""
     while True:
         sock, _ = listener.accept()
         threading.Thread(target=_attend, args=(sock, service, tls), daemon=True).start()

@@ -70,7 +70,7 @@ def _date(seconds: int) -> str:
 
 
 def is_number(value: str) -> bool:
-    """Tell whether a text is a number of at most 19 digits."""
+    """Return whether a text is a number of at most 19 digits."""
     return value.isascii() and value.isdigit() and len(value) < 20
 
 

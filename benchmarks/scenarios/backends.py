@@ -432,7 +432,7 @@ def _draw(summaries: Sequence[Summary], **where: Any) -> str | None:
 
 
 def _sentences(plan: Plan, samples: Sequence[Sample]) -> list[str]:
-    """Say for each operation which backend is the fastest here, by plain Python, over all sizes."""
+    """Return a sentence for each operation: the backend that is the fastest here over all sizes."""
     names = [entry.name for entry in plan.entries if entry.backend is not None]
     sentences = []
     for operation in _OPERATIONS:

@@ -370,7 +370,7 @@ def crossover(by_size: Mapping[int, float]) -> int | None:
 
 
 def _crossovers(samples: Sequence[Sample]) -> list[str]:
-    """Say from which size on direct is faster than buffered, by the medians."""
+    """Return from which size on direct is faster than buffered, by the medians."""
     found = []
     for operation in OPERATIONS:
         own = [s for s in samples if s.operation == operation]

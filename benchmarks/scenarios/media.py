@@ -150,7 +150,7 @@ def thresholds(levels: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _steps(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Say which mode begins where; above the last limit a calibration means buffered."""
+    """Return which mode begins where; above the last limit a calibration means buffered."""
     begins: list[tuple[int, str]] = []
     start: int | None = 0
     for step in (*steps, {"below_nbytes": None, "mode": "buffered"}):

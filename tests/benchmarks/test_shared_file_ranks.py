@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from benchmarks.scenarios.shared_file.contenders import (
     run_writers,
 )
 from kvio import KiB, MiB
+from tests.benchmarks.running import communicators
 
 from .test_shared_file import recorded, run_command
 
@@ -277,33 +277,9 @@ def test_a_mistake_on_the_command_line_is_reported_without_a_traceback(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-class _Communicator:
-    """What mpi4py's is to the ranks, between threads of this process."""
-
-    def __init__(self, number: int, boxes: list[list[queue.Queue[Any]]]) -> None:
-        self._number = number
-        self._boxes = boxes
-
-    def Get_size(self) -> int:  # noqa: N802  # mpi4py's name
-        return len(self._boxes)
-
-    def Get_rank(self) -> int:  # noqa: N802  # mpi4py's name
-        return self._number
-
-    def send(self, message: Any, dest: int) -> None:
-        self._boxes[self._number][dest].put(message)
-
-    def iprobe(self, source: int) -> bool:
-        return not self._boxes[source][self._number].empty()
-
-    def recv(self, source: int) -> Any:
-        return self._boxes[source][self._number].get()
-
-
 def test_ranks_of_a_job_write_one_file(tmp_path: Path) -> None:
     """Each obeys the first one, and they end when they are dismissed."""
-    boxes: list[list[queue.Queue[Any]]] = [[queue.Queue() for _ in range(3)] for _ in range(3)]
-    jobs = [Job(Rank, _Communicator(number, boxes)) for number in range(3)]
+    jobs = [Job(Rank, one) for one in communicators(3)]
     assert [job.follows for job in jobs] == [False, True, True]
     followers = [threading.Thread(target=job.serve) for job in jobs[1:]]
     for thread in followers:
@@ -335,8 +311,7 @@ def test_a_job_runs_the_cases_it_has_ranks_for() -> None:
     """The usual ones, and all of them; more than there are is a mistake."""
 
     def counts(size: int, wanted: tuple[int, ...] | None) -> list[int]:
-        boxes: list[list[queue.Queue[Any]]] = [[] for _ in range(size)]
-        return Job(Rank, _Communicator(0, boxes)).counts(wanted, scenario.WRITERS)
+        return Job(Rank, communicators(size)[0]).counts(wanted, scenario.WRITERS)
 
     assert counts(12, None) == [1, 2, 4, 8, 12]
     assert counts(4, (2, 4)) == [2, 4]

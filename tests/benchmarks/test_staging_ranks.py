@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import queue
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from benchmarks.scenarios.staging.contenders import (
     Rank,
 )
 from kvio import KiB, MiB
+from tests.benchmarks.running import communicators
 from tests.benchmarks.test_staging import children, recorded, run_command, run_small
 
 
@@ -227,33 +227,9 @@ def test_a_mistake_on_the_command_line_is_told_without_a_traceback(tmp_path: Pat
         assert "Traceback" not in done.stderr
 
 
-class _Communicator:
-    """What mpi4py's is to the ranks, between threads of this process."""
-
-    def __init__(self, number: int, boxes: list[list[queue.Queue[Any]]]) -> None:
-        self._number = number
-        self._boxes = boxes
-
-    def Get_size(self) -> int:  # noqa: N802  # mpi4py's name
-        return len(self._boxes)
-
-    def Get_rank(self) -> int:  # noqa: N802  # mpi4py's name
-        return self._number
-
-    def send(self, message: Any, dest: int) -> None:
-        self._boxes[self._number][dest].put(message)
-
-    def iprobe(self, source: int) -> bool:
-        return not self._boxes[source][self._number].empty()
-
-    def recv(self, source: int) -> Any:
-        return self._boxes[source][self._number].get()
-
-
 def test_ranks_of_a_job_obey_its_first_one(tmp_path: Path) -> None:
     """Each prepares, runs and checks what it is told, and they end when they are dismissed."""
-    boxes: list[list[queue.Queue[Any]]] = [[queue.Queue() for _ in range(3)] for _ in range(3)]
-    jobs = [Job(Rank, _Communicator(number, boxes)) for number in range(3)]
+    jobs = [Job(Rank, one) for one in communicators(3)]
     assert [job.follows for job in jobs] == [False, True, True]
     followers = [threading.Thread(target=job.serve) for job in jobs[1:]]
     for thread in followers:
@@ -281,11 +257,9 @@ def test_ranks_of_a_job_obey_its_first_one(tmp_path: Path) -> None:
 
 def test_a_job_runs_the_cases_it_has_ranks_for() -> None:
     """The usual ones, and all of them; more than there are is a mistake."""
-    boxes: list[list[queue.Queue[Any]]] = [[queue.Queue() for _ in range(16)] for _ in range(16)]
 
     def counts(size: int, wanted: tuple[int, ...] | None) -> list[int]:
-        communicator = _Communicator(0, [row[:size] for row in boxes[:size]])
-        return Job(Rank, communicator).counts(wanted, scenario.RANKS)
+        return Job(Rank, communicators(size)[0]).counts(wanted, scenario.RANKS)
 
     assert counts(12, None) == [1, 8, 12]
     assert counts(16, None) == [1, 8, 16]

@@ -160,7 +160,7 @@ def make_requests(size: Size, seed: int) -> list[Request]:
 
 
 def grow(requests: Sequence[Request], size: Size, seed: int) -> list[Request]:
-    """Give every request a tail of fresh tokens: the next turn of its conversation."""
+    """Add to every request a tail of fresh tokens: the next turn of its conversation."""
     rng = np.random.default_rng(seed)
     return [
         _request(np.concatenate([request.tokens, _draw(rng, size.fresh_tokens)]), size)

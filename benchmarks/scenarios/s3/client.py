@@ -171,7 +171,7 @@ class Client:
         return calls[operation]
 
     def _wrong(self, operation: str, answers: Mapping[int, int | str]) -> str:
-        """Say which answer is not as it was stored; empty: none."""
+        """Return which answer is not as it was stored; empty: none."""
         start, length = self._spec.extent
         for index, answer in answers.items():
             payload = self._payloads[index % len(self._payloads)]

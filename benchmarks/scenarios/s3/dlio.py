@@ -731,7 +731,7 @@ def _cpu_columns(samples: Sequence[Sample]) -> dict[str, Column]:
 
 
 def _scaling(summaries: Sequence[Summary], samples: Sequence[Sample]) -> Table:
-    """Say which share of the ideal several processes reach, by one."""
+    """Return which share of the ideal several processes reach, by one."""
     direct = _of(samples, "kvio")
     by_window, by_elapsed = scaling(samples, window_speed), scaling(samples, elapsed_speed)
     columns: dict[str, Column] = {

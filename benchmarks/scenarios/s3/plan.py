@@ -112,7 +112,7 @@ class Thinness:
     objects_by: int = 1
 
     def left_out(self, parts: Sequence[str] = PARTS) -> list[str]:
-        """Say what the whole scenario has in some parts and this level has not."""
+        """Return what the whole scenario has in some parts and this level has not."""
         whole, absent = LEVELS[0], []
         varied = {"threads": "1", "processes": "3", "sizes": "4", "size_threads": "4"}
         for name in (name for name, part in varied.items() if part in parts):

@@ -147,8 +147,6 @@ def _contiguous(shape: list[int], strides: list[int]) -> bool:
     return True
 
 
-# --------------------------------------------------------------------------------------------------
-# Flat byte views of the caller's memory, and allocation of aligned memory.
 #
 # Objects with the buffer protocol are used in place: ``bytes``, ``bytearray``, ``memoryview``,
 # ``mmap``, numpy arrays. So are CPU tensors that support DLPack instead (torch tensors of any

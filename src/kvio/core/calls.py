@@ -14,8 +14,9 @@ Of `finish`, `expire` and `refuse` the first wins (`_win`, under the call's lock
 nothing. Only the winner resolves the caller's future. Once `expire` has won, no result is
 delivered, the caller's memory is not touched, and `cancel` asks the work to stop before it
 publishes. A caller may cancel its future until `_claim`: before the result is set, or, where the
-work fills the caller's memory, before the work begins. Who waits for a call expires it itself
-(`Calls.wait`); submitted calls are expired by one thread, `Deadlines`, or when they are cancelled.
+work fills the caller's memory, before the work begins. A thread that waits for a call expires
+it itself (`Calls.wait`); submitted calls are expired by one thread, `Deadlines`, or when they are
+cancelled.
 """
 
 from __future__ import annotations

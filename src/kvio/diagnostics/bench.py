@@ -285,7 +285,7 @@ def _prepare_caches(directory: Path, *, hot: bool) -> None:
 
 
 def sentences(found: Sequence[Measured]) -> list[str]:
-    """Say for each operation which store was the fastest over all sizes, if the rounds show it."""
+    """Return for each operation which store was the fastest over all sizes, if rounds show it."""
     result = []
     for operation in dict.fromkeys(one.operation for one in found):
         speeds: dict[str, list[float]] = {}

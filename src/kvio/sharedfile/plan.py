@@ -33,10 +33,6 @@ def unpack_words(width: Width, data: bytes) -> tuple[int, ...]:
     return tuple(words)
 
 
-# --------------------------------------------------------------------------------------------------
-# The fixed part of a map, which all writers of a shared file share; see docs/format.md.
-
-
 MAGIC: Final = b"KVIOMAP\n"
 VERSION: Final = 2
 FLAG_DIRECT: Final = 1

@@ -119,10 +119,6 @@ class Submitter:
             self._executor.close()
 
 
-# --------------------------------------------------------------------------------------------------
-# Write the domain of a rank, from any thread.
-
-
 #: The C core keeps the end of a bounce buffer for a trailer and its padding.
 _BEYOND_CHUNK = 2 * _native.lib.KVIO_MAX_ALIGN
 #: From this length on, two threads write and sum sooner than one.

@@ -188,12 +188,16 @@ class LocalEngine:
         """Accept no more, and store all that was accepted."""
         self.drains.drain_all(deadline)
 
-    def end(self, deadline: float | None) -> None:
-        """End the drains, resolve all futures, and release the memory."""
+    def end_drains(self, deadline: float | None) -> None:
+        """End the drains, and the thread of dropped files; all futures are resolved then."""
         self.drains.end(deadline)
         self.files.end()
         self.ledger.deliver()
         self.ledger.wait_delivered(left(deadline))
+
+    def end(self, deadline: float | None) -> None:
+        """End the drains, resolve all futures, and release the memory."""
+        self.end_drains(deadline)
         self.memory.close()
 
     def take_unreported(self) -> list[StagedReceipt]:

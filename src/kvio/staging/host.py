@@ -100,10 +100,6 @@ def pairs(to: Sequence[Part], parts: Sequence[Part]) -> Iterator[tuple[Part, Par
             at, left, room = at + n, left - n, room - n
 
 
-# --------------------------------------------------------------------------------------------------
-# Host staging memory: one page-aligned mapping, on huge pages if the system has them.
-
-
 _MADV_WIPEONFORK: Final = 18  # madvise(2); the mmap module has no name for it
 MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 

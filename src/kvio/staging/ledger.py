@@ -96,8 +96,6 @@ class Outbox:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# The state of a tier: staged blocks and receipts, changed under one lock and without I/O.
 #
 # Methods called ``…_locked`` need the lock; the others take it. Nothing slow happens under it:
 # bytes are copied and the store is called outside, and `Ledger.deliver` resolves futures outside.

@@ -60,10 +60,6 @@ def not_drained(keys: Sequence[str], why: str) -> TierNotDrainedError:
     return TierNotDrainedError(text, keys=tuple(keys))
 
 
-# --------------------------------------------------------------------------------------------------
-# Receipts of staged writes: the level that was reached, errors, and ways to wait.
-
-
 #: A future with its result or exception, to be resolved without locks.
 Ending: TypeAlias = tuple["Future[Receipt]", "Receipt | None", "BaseException | None"]
 

@@ -127,10 +127,6 @@ def _delete(
         deleted.set_result(gone)
 
 
-# --------------------------------------------------------------------------------------------------
-# Accept a write: allocate memory, copy the bytes, and commit it; or write to the store.
-
-
 WhenFull: TypeAlias = Literal["block", "raise", "pass_through"]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import kvio
 from tests.s3.servers import Endpoint, NoServerError, chosen, resolve, serving
 
 from .running import arrays_of, files_below, needs_dlio, run_dlio, stock_options
@@ -73,6 +75,22 @@ def test_samples_are_objects_and_checkpoints_files(server: Endpoint, tmp_path: P
         f"sets/data/unet3d/train/img_{number}_of_4.npz" for number in range(4)
     ]
     assert len(files_below(disk / "checkpoints/unet3d")) == 2
+
+
+def test_the_check_for_read_only_roots_writes_nothing_to_a_bucket(
+    server: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a server supports is found by writing to it, which a run may not need or may not do."""
+    from kvio.connectors.dlio import benchmark, blocks
+
+    for name, value in _credentials(server).items():
+        monkeypatch.setenv(name, value)
+    with kvio.open_store("s3+boto3://dlio", options={"endpoint_url": server.url}) as store:
+        monkeypatch.setattr(blocks, "data_store", lambda: store)
+        benchmark.check_writable(SimpleNamespace(generate_data=True, do_checkpoint=False))
+        backend: Any = store._backend
+
+        assert backend._conditional_writes._known is None
 
 
 #: Each backend, the package it needs, and how many ranks: one library with two.

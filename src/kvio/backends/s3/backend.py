@@ -119,10 +119,6 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-# --------------------------------------------------------------------------------------------------
-# Store blocks as S3 objects; the base class of every S3 backend.
-
-
 #: Concurrent HEAD requests of `count_leading`.
 _CONCURRENT_HEADS: Final = 16
 

@@ -82,6 +82,8 @@ def check_writable(args: Any) -> None:
     if args.do_checkpoint:
         stores.append(("write checkpoints", blocks.checkpoint_store()))
     for doing, store in stores:
+        if store.url.host:
+            continue  # a bucket is never open read-only, and its capabilities are found by writing
         can = store.capabilities
         if not can.writable:
             why = "; ".join(can.notes)

@@ -39,10 +39,6 @@ def _alive(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-# --------------------------------------------------------------------------------------------------
-# Count blocks in every process of a rank, also in workers that die.
-
-
 #: The environment variable with the directory for the counts of a rank and all its workers.
 VARIABLE: Final = "KVIO_DLIO_COUNTS"
 

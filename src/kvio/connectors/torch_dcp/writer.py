@@ -158,10 +158,6 @@ class Packer:
                 _log.warning("block %r of a failed save is not removed: %s", key, exc)
 
 
-# --------------------------------------------------------------------------------------------------
-# Save checkpoints: write all data, then publish one manifest that makes it a checkpoint.
-
-
 _DCP_VERSION: Final = "1.0.0"
 
 

@@ -118,9 +118,13 @@ class DaemonReads(StagedReads):
     """Reads of staged bytes, which the daemon pins while they are copied."""
 
     def __init__(
-        self, lines: ConnectionPool, pending_writes: PendingWrites, memory: HostMemory, store: Store
+        self,
+        connections: ConnectionPool,
+        pending_writes: PendingWrites,
+        memory: HostMemory,
+        store: Store,
     ) -> None:
-        self._connections = lines
+        self._connections = connections
         self._pending_writes = pending_writes
         self._memory = memory
         self._store = store
@@ -232,14 +236,14 @@ class DaemonWrites(StagedWrites):
 
     def __init__(
         self,
-        lines: ConnectionPool,
+        connections: ConnectionPool,
         pending_writes: PendingWrites,
         memory: HostMemory,
         store: Store,
         *,
         when_full: WhenFull,
     ) -> None:
-        self._connections = lines
+        self._connections = connections
         self._pending_writes = pending_writes
         self._memory: HostMemory = memory
         self._store = store
@@ -354,7 +358,7 @@ class DaemonFiles(FileRoom):
 
     def __init__(
         self,
-        lines: ConnectionPool,
+        connections: ConnectionPool,
         tier_state: TierState,
         memory: HostMemory,
         store: Store,
@@ -364,7 +368,7 @@ class DaemonFiles(FileRoom):
     ) -> None:
         nothing = Ledger(tier_state, Extents(PAGE_BYTES), retries=0, release=_never)
         super().__init__(nothing, memory, store, writes, options)
-        self._connections = lines
+        self._connections = connections
         self._staged = reads
         self._tier_state = tier_state
         self._pins: dict[Entry, ExitStack] = {}
@@ -396,10 +400,6 @@ def _never(_spans: Sequence[Span]) -> None:
     """Do nothing: there is no memory to free."""
 
 
-# --------------------------------------------------------------------------------------------------
-# A staging tier in the memory of a daemon: accepted writes survive the process that wrote.
-
-
 #: How long to wait for page tables when connecting: for those of 2 GiB in pages of 4 KiB.
 _MAPPING_S: Final = 0.5
 
@@ -407,8 +407,8 @@ _MAPPING_S: Final = 0.5
 class DaemonDrains(Drains):
     """The drains of the daemon, as a client sees them."""
 
-    def __init__(self, lines: ConnectionPool) -> None:
-        self._connections = lines
+    def __init__(self, connections: ConnectionPool) -> None:
+        self._connections = connections
 
     def start(self) -> None:
         """Do nothing: they run in the daemon."""
@@ -515,7 +515,7 @@ class RemoteEngine:
             self.pending_writes.forget(over.sequences)
 
     def retry_failed(self) -> list[StagedReceipt]:
-        """Drive every failed write of this client again; they are open again, and returned."""
+        """Retry every failed write of this client; return their receipts, which are open again."""
         failed, driven = self.pending_writes.failed(), set[int]()
         for page in _pages(failed):
             answer = cast("say.Sequences", self.connections.ask(say.Retry(page)))
@@ -538,7 +538,7 @@ class RemoteEngine:
         return cast("say.Done", self.connections.ask(say.Resize(-nbytes))).value
 
     def grow(self, nbytes: int) -> int:
-        """Take back into use what `shrink` gave away; how many bytes."""
+        """Use memory again that `shrink` returned; return the number of bytes."""
         return cast("say.Done", self.connections.ask(say.Resize(nbytes))).value if nbytes else 0
 
     def stats(self) -> TierStats:
@@ -596,9 +596,9 @@ class RemoteEngine:
         self.connections.abandon()
 
 
-def _listen(lines: ConnectionPool, pending_writes: PendingWrites) -> None:
+def _listen(connections: ConnectionPool, pending_writes: PendingWrites) -> None:
     """Hear how writes end, until the daemon or the tier does, which may be dropped meanwhile."""
-    with lines.events as events:
+    with connections.events as events:
         try:
             while (event := receive(events)) is not None:
                 if not isinstance(event, say.Stored | say.Failed | say.Driven):

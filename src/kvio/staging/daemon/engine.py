@@ -15,7 +15,7 @@ from kvio.staging.engine import LocalEngine
 from kvio.staging.files import FileRoom
 from kvio.staging.host import HostMemory
 from kvio.staging.options import TierOptions
-from kvio.staging.pending import Entry, left
+from kvio.staging.pending import Entry
 from kvio.staging.receipts import OpenReceipt
 from kvio.staging.writing import StagedWrites, WhenFull
 from kvio.types import IfExists, MiB, Receipt
@@ -126,12 +126,6 @@ class DaemonTierCore(LocalEngine):
     def room(self, when_full: WhenFull) -> Reservations:
         """Return the writes with this rule for a full tier."""
         return self._by_rule[when_full]
-
-    def end_drains(self, deadline: float | None) -> None:
-        """End the drains; all futures are resolved then."""
-        self.drains.end(deadline)
-        self.ledger.deliver()
-        self.ledger.wait_delivered(left(deadline))
 
     def close(self) -> None:
         """Release the memory, after the drains have ended."""

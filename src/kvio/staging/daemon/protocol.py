@@ -247,8 +247,6 @@ FLAG: Final = Word(False, True)
 KEY: Final = Key()
 
 
-# --------------------------------------------------------------------------------------------------
-# The messages between clients and the drain daemon; each is one packet.
 #
 # Every message begins with a magic number, the version and its kind (8 bytes); its fields follow,
 # packed, little-endian, each length before what it counts. docs/staging-daemon.md has the table.

@@ -156,10 +156,6 @@ def _stored(receipt: OpenReceipt, stored: Receipt) -> Stored:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# The daemon's end of one connection: requests, answers, and cleanup at its end.
-
-
 _PASSED_THROUGH: Final = "written past the tier"
 
 

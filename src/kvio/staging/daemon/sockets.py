@@ -37,8 +37,6 @@ def name_of(url: StoreURL) -> str:
     return f"{url.scheme}://{url.host}{path}" + (f"?{'&'.join(named)}" if named else "")
 
 
-# --------------------------------------------------------------------------------------------------
-# Unix sockets of packets: a private directory, peer credentials, messages, descriptors.
 #
 # Packets (SOCK_SEQPACKET) keep messages apart: one that is malformed cannot shift where the next
 # begins, none arrives in part, and a descriptor belongs to exactly one.
