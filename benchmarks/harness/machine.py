@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvio.filesystem.medium import is_journaled
+from kvio.filesystem.probe import is_journaled
 
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutants import lists
+from tools.mutants import lists, recording
 from tools.mutants.mutant import Mutant, plain
 from tools.mutants.tree import lacking_lines
 
@@ -29,6 +29,11 @@ def test_the_lists_fit_the_code() -> None:
         text = (ROOT / mutant.path).read_text()
         assert mutant.apply(text) != text
     assert all(entry.reason for entry in lists.equivalents(ROOT))
+
+
+def test_every_recorded_test_file_exists() -> None:
+    """Recording names files and folders of tests; one that moved would be left out."""
+    assert [name for name in recording.TESTS if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("name", ["handmade", "equivalent"])

@@ -297,7 +297,7 @@ def test_dontcache_is_used_where_the_kernel_has_it(root: Path) -> None:
     table = steps(1, IOMode.BUFFERED, IOMode.DONTCACHE)
     calibrate(root, Calibration(table, table, "a test"))
     with open_or_skip("hybrid", root) as store:
-        if not faultlab.engine_of(store).medium.dontcache:
+        if not faultlab.engine_of(store).fs.dontcache:
             pytest.skip("needs RWF_DONTCACHE (Linux 6.14) on this file system")
         receipt = store.write_block("k", LARGE)
         assert receipt.mode == "dontcache"

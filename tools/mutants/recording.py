@@ -18,19 +18,11 @@ from tools.mutants.tree import EXTENSION, NATIVE, Core, copy_tree, digest, sourc
 #: Where the tests of what is mutated are. Those of the campaign of faults take an hour.
 TESTS: Final = (
     *("tests/posix", "tests/sharedfile", "tests/staging", "tests/connectors"),
-    *(f"tests/test_{name}.py" for name in ("conformance", "garbage", "stateful", "fork")),
-    *(f"tests/test_{name}.py" for name in ("timeouts", "format", "medium", "policies")),
-    *(
-        f"tests/test_{name}.py"
-        for name in ("replaced_while_read", "just_late", "buffers", "checksums")
-    ),
-    *(f"tests/test_{name}.py" for name in ("aio_cancel", "doctor", "executor", "fakes")),
-    *(
-        "tests/placement/test_applying.py",
-        "tests/placement/test_pools.py",
-        "tests/cli/test_blocks.py",
-        "tests/cli/test_checks.py",
-    ),
+    *("tests/core", "tests/filesystem", "tests/diagnostics/test_doctor.py"),
+    "tests/testing/test_fakes.py",
+    *(f"tests/test_{name}.py" for name in ("conformance", "stateful", "format")),
+    *(f"tests/placement/test_{name}.py" for name in ("applying", "pools")),
+    *(f"tests/cli/test_{name}.py" for name in ("blocks", "checks")),
 )
 #: Options of every run: tests that mount something are left out, as a mutant may leave it mounted.
 #: pytest would rewrite the assertions of kvio too, past the probes and with bytecode of its own.

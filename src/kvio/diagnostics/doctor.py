@@ -17,7 +17,7 @@ from kvio.core.store import open_store
 from kvio.diagnostics.tuning import scratch_directory
 from kvio.errors import ConfigError, KvioError, storage_error
 from kvio.filesystem.io_mode import load_calibration
-from kvio.filesystem.medium import NOT_WRITABLE, Medium, examine, examine_to_read
+from kvio.filesystem.probe import NOT_WRITABLE, FileSystem, examine, examine_to_read
 from kvio.types import Capabilities, Finding, GiB
 from kvio.url import StoreURL, parse_url
 
@@ -84,32 +84,32 @@ def _diagnose_directory(path: str, shown: str) -> Diagnosis:
             permissions = _permissions(os.fstat(fd))
             room = os.fstatvfs(fd)
             try:
-                medium = examine(fd, temp_prefix() + secrets.token_hex(16))
+                fs = examine(fd, temp_prefix() + secrets.token_hex(16))
             except OSError as exc:
                 if exc.errno not in NOT_WRITABLE:
                     raise
-                medium = examine_to_read(fd, fd, None)
-                return _diagnose_read_only(path, shown, medium, permissions, -exc.errno)
+                fs = examine_to_read(fd, fd, None)
+                return _diagnose_read_only(path, shown, fs, permissions, -exc.errno)
         finally:
             os.close(fd)
     except OSError as exc:
         raise storage_error(exc.errno or errno.EIO, f"probe {shown!r}") from exc
     findings = (
-        *_about_medium(medium),
-        *_about_publishing(medium.probe),
-        *_about_io(medium),
-        _durable(medium),
+        *_about_file_system(fs),
+        *_about_publishing(fs.probe),
+        *_about_io(fs),
+        _durable(fs),
         permissions,
         *_about_room(room),
         *_about_machine(),
-        _calibration(path, medium),
+        _calibration(path, fs),
     )
-    url, advice = _recommend(path, medium, permissions)
+    url, advice = _recommend(path, fs, permissions)
     return Diagnosis(shown, findings, url, advice)
 
 
 def _diagnose_read_only(
-    path: str, shown: str, medium: Medium, permissions: Finding, status: int
+    path: str, shown: str, fs: FileSystem, permissions: Finding, status: int
 ) -> Diagnosis:
     """Return the findings that need no write, for a directory that is not writable."""
     writing = Finding(
@@ -118,22 +118,22 @@ def _diagnose_read_only(
         False,
         "This user cannot create files here: a store opens read-only, and blocks can be read.",
     )
-    findings = (*_about_medium(medium), writing, permissions, *_about_machine())
+    findings = (*_about_file_system(fs), writing, permissions, *_about_machine())
     shared = "" if permissions.good else "?shared_root=true"
     advice = ("Run doctor where it can write: most answers need test files.",)
     return Diagnosis(shown, findings, f"hybrid://{quote(path)}{shared}", advice)
 
 
-def _about_medium(medium: Medium) -> Iterator[Finding]:
+def _about_file_system(fs: FileSystem) -> Iterator[Finding]:
     yield Finding(
         "file system",
-        medium.name,
+        fs.name,
         None,
         "Stores the blocks; kvio's promises about power loss depend on it.",
     )
     yield Finding(
         "mount options",
-        ", ".join(dict.fromkeys(filter(None, medium.mount_options.split(",")))) or "not visible",
+        ", ".join(dict.fromkeys(filter(None, fs.mount_options.split(",")))) or "not visible",
         None,
         "From the kernel; kvio checks for options that make fsync ineffective.",
     )
@@ -166,21 +166,21 @@ def _about_publishing(probe: dict[str, int]) -> Iterator[Finding]:
     )
 
 
-def _about_io(medium: Medium) -> Iterator[Finding]:
-    probe = medium.probe
+def _about_io(fs: FileSystem) -> Iterator[Finding]:
+    probe = fs.probe
     yield Finding(
         "direct I/O",
-        "yes" if medium.direct_io else _refusal(probe["direct"]),
-        medium.direct_io,
+        "yes" if fs.direct_io else _refusal(probe["direct"]),
+        fs.direct_io,
         "Large blocks can bypass the page cache."
-        if medium.direct_io
+        if fs.direct_io
         else "All I/O goes through the page cache; posix-direct does not open here.",
     )
-    if medium.direct_io:
+    if fs.direct_io:
         source = f"statx: {probe['dio_offset_align']}" if probe["dio_reported"] else "assumed"
         yield Finding(
             "direct alignment",
-            f"memory {medium.memory_align}, file {medium.offset_align} bytes ({source})",
+            f"memory {fs.memory_align}, file {fs.offset_align} bytes ({source})",
             None,
             "Aligned memory is transferred directly, other memory through a bounce buffer; in "
             "files kvio aligns to at least 4096 bytes, a page.",
@@ -205,15 +205,15 @@ def _about_io(medium: Medium) -> Iterator[Finding]:
     )
 
 
-def _durable(medium: Medium) -> Finding:
-    reason = medium.not_durable_because
+def _durable(fs: FileSystem) -> Finding:
+    reason = fs.not_durable_because
     if reason is None:
         meaning = "With durability=durable a receipt means the block survives a power loss"
         return Finding(
             "durable writes",
             "promised",
             True,
-            f"{'; '.join((meaning, *medium.durable_notes))}.",
+            f"{'; '.join((meaning, *fs.durable_notes))}.",
         )
     return Finding(
         "durable writes",
@@ -289,9 +289,9 @@ def _numa_nodes() -> int | None:
         return None
 
 
-def _calibration(path: str, medium: Medium) -> Finding:
+def _calibration(path: str, fs: FileSystem) -> Finding:
     source = os.path.join(path, CALIBRATION_NAME)
-    if not medium.direct_io:
+    if not fs.direct_io:
         return Finding("calibration", "not needed", None, "There is only one I/O mode.")
     try:
         reason = load_calibration(read_calibration(path), source).reason
@@ -318,19 +318,19 @@ def _refusal(status: int) -> str:
     return f"no ({name})"
 
 
-def _recommend(path: str, medium: Medium, permissions: Finding) -> tuple[str, tuple[str, ...]]:
+def _recommend(path: str, fs: FileSystem, permissions: Finding) -> tuple[str, tuple[str, ...]]:
     advice = []
-    backend = "hybrid" if medium.direct_io else "posix-tmpfile"
+    backend = "hybrid" if fs.direct_io else "posix-tmpfile"
     if not permissions.good:
         advice.append(
             "Create your own directory here for the store, as create=true does, or chmod go-w "
             "this one; shared_root=true trusts all users who can write here."
         )
-    if medium.direct_io:
+    if fs.direct_io:
         advice.append("Run kvio tune on it once: it measures when to bypass the page cache.")
-    if medium.not_durable_because is None:
+    if fs.not_durable_because is None:
         advice.append("Add ?durability=durable if blocks must survive a power loss.")
-    elif medium.in_memory:
+    elif fs.in_memory:
         advice.append("Use it as a cache only: nothing here survives a power loss.")
     else:
         advice.append(

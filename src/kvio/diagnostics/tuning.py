@@ -43,7 +43,7 @@ from kvio.filesystem.io_mode import (
     dump_calibration,
     load_calibration,
 )
-from kvio.filesystem.medium import Medium, examine
+from kvio.filesystem.probe import FileSystem, examine
 from kvio.types import BlockResult, Durability, IOMode, KiB, MiB
 from kvio.url import parse_size
 
@@ -529,8 +529,8 @@ def tune(
         raise ConfigError("the budget must be above 0 seconds, and io_threads at least 1")
     limit = parse_size(max_bytes)
     with scratch_directory(path) as directory, ExitStack() as stack:
-        medium = _examine(directory)
-        modes = _modes(medium)
+        fs = _examine(directory)
+        modes = _modes(fs)
         trial_bytes = _trial_bytes(directory, sizes, limit // len(modes))
         bench = Bench(
             directory,
@@ -548,7 +548,7 @@ def tune(
         "kvio": importlib.metadata.version("kvio"),
         "when": today,
         "system": f"{platform.system()} {platform.release()}",
-        "file_system": medium.name,
+        "file_system": fs.name,
         "writes": writes,
         "io_threads": threads,
         "cold_reads": bench.cold,
@@ -691,7 +691,7 @@ def _describe(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _examine(directory: str) -> Medium:
+def _examine(directory: str) -> FileSystem:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return examine(fd, temp_prefix() + secrets.token_hex(16))
@@ -701,12 +701,12 @@ def _examine(directory: str) -> Medium:
         os.close(fd)
 
 
-def _modes(medium: Medium) -> list[IOMode]:
-    if not medium.direct_io:
+def _modes(fs: FileSystem) -> list[IOMode]:
+    if not fs.direct_io:
         raise UnsupportedError(
-            f"nothing to tune: {medium.notes[0]}, so the hybrid backend always uses buffered I/O"
+            f"nothing to tune: {fs.notes[0]}, so the hybrid backend always uses buffered I/O"
         )
-    return [IOMode.BUFFERED, IOMode.DIRECT] + [IOMode.DONTCACHE] * medium.dontcache
+    return [IOMode.BUFFERED, IOMode.DIRECT] + [IOMode.DONTCACHE] * fs.dontcache
 
 
 def _trial_bytes(directory: str, sizes: Sequence[int], limit: int) -> int:

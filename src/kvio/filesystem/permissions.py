@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from kvio._native import files, lib
 from kvio.errors import ConfigError
-from kvio.filesystem.medium import is_journaled
+from kvio.filesystem.probe import is_journaled
 
 
 def check_file_mode(mode: int | None) -> None:

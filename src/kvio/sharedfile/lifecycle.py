@@ -28,7 +28,7 @@ from kvio.errors import (
     storage_error,
 )
 from kvio.filesystem.descriptors import retrying
-from kvio.filesystem.medium import is_journaled
+from kvio.filesystem.probe import is_journaled
 from kvio.sharedfile import index as indices
 from kvio.sharedfile import sidecar, state
 from kvio.sharedfile.index import Index

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from kvio.errors import BlockNotFoundError, ConfigError
 from kvio.filesystem.io_mode import Hybrid
-from kvio.filesystem.medium import Medium, recall
 from kvio.filesystem.permissions import check_dir_mode, check_file_mode, group_number
+from kvio.filesystem.probe import FileSystem, recall
 from kvio.sharedfile import lifecycle
 from kvio.sharedfile.layout import MAX_ALIGN, Layout, even_sizes, stripe_bytes
 from kvio.sharedfile.lifecycle import find_shared_state, typed
@@ -151,22 +151,22 @@ def make_plan(
         ConfigError: an option is wrong, or the file system cannot be durable.
     """
     with typed(names, "create"):
-        medium = recall(names.dirfd, names.new_probe())
+        fs = recall(names.dirfd, names.new_probe())
         block = _block_bytes(names.dirfd)
-        stripe = stripe_bytes(names.dirfd, medium.probe["fs_magic"])
-    if options.durability == "durable" and medium.not_durable_because:
+        stripe = stripe_bytes(names.dirfd, fs.probe["fs_magic"])
+    if options.durability == "durable" and fs.not_durable_because:
         raise ConfigError(
-            f"{names.path!r} cannot be durable: {medium.not_durable_because}; "
+            f"{names.path!r} cannot be durable: {fs.not_durable_because}; "
             "durability='visible' promises less"
         )
-    direct, reason = _choose_mode(options, medium, size // max(writers, 1), writers)
-    align = _alignment(options, medium, block, direct=direct)
+    direct, reason = _choose_mode(options, fs, size // max(writers, 1), writers)
+    align = _alignment(options, fs, block, direct=direct)
     layout = _lay_out(size, writers, options, align, stripe)
     plan = Plan(
         file_id=secrets.token_bytes(16),
         boot_id=boot_id(),
         layout=layout,
-        memory_align=medium.memory_align,
+        memory_align=fs.memory_align,
         direct=direct,
         checksum=options.checksum,
         durable=options.durability == "durable",
@@ -189,16 +189,16 @@ def _default_mode() -> int:
 
 
 def _choose_mode(
-    options: SharedFileOptions, medium: Medium, nbytes: int, writers: int
+    options: SharedFileOptions, fs: FileSystem, nbytes: int, writers: int
 ) -> tuple[bool, str]:
     if options.mode == "direct":
-        if not medium.direct_io:
-            raise ConfigError(f"no direct I/O here: {'; '.join(medium.notes) or medium.name}")
+        if not fs.direct_io:
+            raise ConfigError(f"no direct I/O here: {'; '.join(fs.notes) or fs.name}")
         return True, "asked for"
     if options.mode == "buffered":
         return False, "asked for"
-    if not medium.direct_io:
-        return False, f"{medium.name} has no direct I/O here"
+    if not fs.direct_io:
+        return False, f"{fs.name} has no direct I/O here"
     if writers == 1 and options.durability == "visible":
         return False, "one writer, and nothing has to be durable: the page cache is faster"
     decision = Hybrid().for_write(nbytes, writers)
@@ -211,8 +211,8 @@ def _block_bytes(dirfd: int) -> int:
     return told if told & (told - 1) == 0 and 0 < told <= MAX_ALIGN else 4096
 
 
-def _alignment(options: SharedFileOptions, medium: Medium, block: int, *, direct: bool) -> int:
-    needed = max(block, medium.offset_align) if direct else block
+def _alignment(options: SharedFileOptions, fs: FileSystem, block: int, *, direct: bool) -> int:
+    needed = max(block, fs.offset_align) if direct else block
     if options.align == "auto":
         return max(needed, 4096)
     if options.align % needed:

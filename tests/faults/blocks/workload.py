@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import kvio
 from kvio import KiB, MiB
-from kvio.filesystem import medium
+from kvio.filesystem import probe
 from tests.faults.sizes import size
 
 #: A version of a block; None: none, after a deletion.
@@ -342,6 +342,6 @@ SCENARIOS: Final = {
 def run(name: str, mountpoint: str, mark_path: str, seed: int) -> None:
     """Run a scenario on a mounted file system."""
     if ASSUME_JOURNAL in os.environ:
-        medium._is_journaled = lambda holder, journal: True  # noqa: ARG005
+        probe._is_journaled = lambda holder, journal: True  # noqa: ARG005
     scenario = SCENARIOS[name]
     scenario.body(Work(scenario, mountpoint, mark_path, seed))

@@ -44,8 +44,8 @@ from kvio.errors import (
 from kvio.filesystem.descriptors import SHARED, retrying
 from kvio.filesystem.io_mode import BY_SIZE, CACHE_AWARE, Always, Policy, load_calibration
 from kvio.filesystem.io_mode import Hybrid as HybridPolicy
-from kvio.filesystem.medium import NOT_WRITABLE, Medium, examine, examine_to_read
 from kvio.filesystem.permissions import group_number
+from kvio.filesystem.probe import NOT_WRITABLE, FileSystem, examine, examine_to_read
 from kvio.types import (
     BlockResult,
     Blocks,
@@ -85,7 +85,7 @@ class PosixBackend(Backend):
     def from_url(cls, url: StoreURL) -> Self:
         return cls(options_from_url(url))
 
-    def choose_policy(self, medium: Medium) -> Policy:
+    def choose_policy(self, fs: FileSystem) -> Policy:
         """Return the policy of this backend."""
         return Always(IOMode.BUFFERED)
 
@@ -119,15 +119,15 @@ class PosixBackend(Backend):
         options = self.options
         prefix = temp_prefix()
         try:
-            medium = self._examine(prefix + os.urandom(16).hex())
+            fs = self._examine(prefix + os.urandom(16).hex())
         except OSError as exc:
             raise storage_error(exc.errno or errno.EIO, f"probe root {options.root!r}") from exc
         read_only = self._why_read_only is not None
         if read_only:
-            self._refuse_what_cannot_be_read(medium)
+            self._refuse_what_cannot_be_read(fs)
         else:
-            self._refuse_what_cannot_be(medium)
-        policy = self.choose_policy(medium)
+            self._refuse_what_cannot_be(fs)
+        policy = self.choose_policy(fs)
         fixed = isinstance(policy, Always)
         durable = options.durability == "durable" and not read_only
         leaf_table = None
@@ -137,7 +137,7 @@ class PosixBackend(Backend):
             self._rootfd,
             leaf_table,
             durable=durable,
-            journaled=medium.journaled,
+            journaled=fs.journaled,
             read_only=read_only,
             permissions=self._permissions,
         )
@@ -147,17 +147,17 @@ class PosixBackend(Backend):
             name=self.name,
             options=options,
             root=self._root,
-            medium=medium,
+            fs=fs,
             for_write=chooser(policy.for_write),
             for_read=chooser(policy.for_read),
             fixed=chooser(policy.for_write)(0, 1) if fixed else None,
             directories=directories,
             leaf_table=leaf_table,
             bounce=BouncePool(options.segment_bytes, limit=_KEPT_BOUNCE_BUFFERS),
-            publish=self._first_publish_form(medium),
+            publish=self._first_publish_form(fs),
             template=make_template(
-                memory_align=medium.memory_align,
-                offset_align=medium.offset_align,
+                memory_align=fs.memory_align,
+                offset_align=fs.offset_align,
                 chunk_bytes=options.chunk_bytes,
                 temp_prefix=prefix.encode(),
                 reach_bytes=0 if fixed else ram_bytes() // 2,
@@ -165,7 +165,7 @@ class PosixBackend(Backend):
             ),
         )
 
-    def _examine(self, probe_name: str) -> Medium:
+    def _examine(self, probe_name: str) -> FileSystem:
         """Examine the file system, and find out whether it is read-only."""
         if self._why_read_only is None:
             try:
@@ -176,7 +176,7 @@ class PosixBackend(Backend):
                 self._why_read_only = f"no file can be made in it ({os.strerror(exc.errno)})"
         return self._examine_to_read()
 
-    def _examine_to_read(self) -> Medium:
+    def _examine_to_read(self) -> FileSystem:
         """Examine the file system by the first block that can be opened."""
         files = walk_files(self._rootfd, self.options.layout, read_only=True)
         with suppress(PermissionError):  # a directory that this user may not list
@@ -207,10 +207,10 @@ class PosixBackend(Backend):
             directories.close()
             raise
 
-    def _refuse_what_cannot_be_read(self, medium: Medium) -> None:
-        empty = medium.probe["direct"] == -errno.ENOENT
-        if self.needs_direct_io and not medium.direct_io and not empty:
-            raise UnsupportedError(f"{self.name} on {self.options.root!r}: {medium.notes[0]}")
+    def _refuse_what_cannot_be_read(self, fs: FileSystem) -> None:
+        empty = fs.probe["direct"] == -errno.ENOENT
+        if self.needs_direct_io and not fs.direct_io and not empty:
+            raise UnsupportedError(f"{self.name} on {self.options.root!r}: {fs.notes[0]}")
 
     def _read_only_error(self, doing: str, key: str | None = None) -> AccessDeniedError:
         """Return the error of a call that would change a store that is open read-only."""
@@ -228,46 +228,46 @@ class PosixBackend(Backend):
             backend=self.name,
         )
 
-    def _refuse_what_cannot_be(self, medium: Medium) -> None:
+    def _refuse_what_cannot_be(self, fs: FileSystem) -> None:
         options = self.options
-        reason = medium.not_durable_because
+        reason = fs.not_durable_because
         if options.durability == "durable" and reason and not options.trust_fsync:
-            hint = "" if medium.in_memory else "; trust_fsync=true overrides"
+            hint = "" if fs.in_memory else "; trust_fsync=true overrides"
             raise UnsupportedError(f"durability='durable' on {options.root!r}: {reason}{hint}")
-        if self.needs_direct_io and not medium.direct_io:
-            raise UnsupportedError(f"{self.name} on {options.root!r}: {medium.notes[0]}")
-        if options.publish == "tmpfile" and not medium.tmpfile:
+        if self.needs_direct_io and not fs.direct_io:
+            raise UnsupportedError(f"{self.name} on {options.root!r}: {fs.notes[0]}")
+        if options.publish == "tmpfile" and not fs.tmpfile:
             raise UnsupportedError(f"publish='tmpfile' on {options.root!r}: no usable O_TMPFILE")
         durable_tmpfile = (options.publish, options.durability) == ("tmpfile", "durable")
-        if durable_tmpfile and not medium.tmpfile_durable:
+        if durable_tmpfile and not fs.tmpfile_durable:
             raise UnsupportedError(
                 f"publish='tmpfile' with durability='durable' on {options.root!r}: a file that is "
-                f"synced before it has a name may be lost on {medium.name} here; leave publish to "
+                f"synced before it has a name may be lost on {fs.name} here; leave publish to "
                 "kvio"
             )
 
-    def _first_publish_form(self, medium: Medium) -> int:
+    def _first_publish_form(self, fs: FileSystem) -> int:
         durable = self.options.durability == "durable"
-        usable = medium.tmpfile_durable if durable else medium.tmpfile
+        usable = fs.tmpfile_durable if durable else fs.tmpfile
         if self.options.publish == "rename" or not usable:
             return int(lib.KVIO_PUBLISH_NAMED)
-        if medium.probe["link_empty_path"] == 0:
+        if fs.probe["link_empty_path"] == 0:
             return int(lib.KVIO_PUBLISH_EMPTY_PATH)
         return int(lib.KVIO_PUBLISH_PROC)
 
     @property
     def capabilities(self) -> Capabilities:
-        engine, medium = self._engine, self._engine.medium
-        notes = list(medium.notes)
+        engine, fs = self._engine, self._engine.fs
+        notes = list(fs.notes)
         writable = self._why_read_only is None
-        durable = medium.not_durable_because is None or self.options.trust_fsync
+        durable = fs.not_durable_because is None or self.options.trust_fsync
         if not writable:
             notes.append(f"open read-only, because {self._why_read_only}")
-        elif medium.not_durable_because and self.options.trust_fsync:
-            notes.append(f"durable because trust_fsync=true: {medium.not_durable_because}")
-        elif medium.not_durable_because:
-            notes.append(f"durability='durable' is refused: {medium.not_durable_because}")
-        where = f"{medium.name} ({medium.mount_options})" if medium.mount_options else medium.name
+        elif fs.not_durable_because and self.options.trust_fsync:
+            notes.append(f"durable because trust_fsync=true: {fs.not_durable_because}")
+        elif fs.not_durable_because:
+            notes.append(f"durability='durable' is refused: {fs.not_durable_because}")
+        where = f"{fs.name} ({fs.mount_options})" if fs.mount_options else fs.name
         return Capabilities(
             atomic_write=True,
             exclusive_create=True,
@@ -278,8 +278,8 @@ class PosixBackend(Backend):
             raw_blocks=True,
             writable=writable,
             usable_after_fork=True,
-            direct_io=medium.direct_io,
-            memory_alignment=medium.memory_align if medium.direct_io else 1,
+            direct_io=fs.direct_io,
+            memory_alignment=fs.memory_align if fs.direct_io else 1,
             publish=_FORMS[engine.publish],
             medium=where,
             notes=tuple(notes),
@@ -484,7 +484,7 @@ class PosixDirect(PosixBackend):
     name = "posix-direct"
     needs_direct_io = True
 
-    def choose_policy(self, medium: Medium) -> Policy:
+    def choose_policy(self, fs: FileSystem) -> Policy:
         return Always(IOMode.DIRECT)
 
 
@@ -493,17 +493,17 @@ class Hybrid(PosixBackend):
 
     name = "hybrid"
 
-    def choose_policy(self, medium: Medium) -> Policy:
-        if not medium.direct_io:
+    def choose_policy(self, fs: FileSystem) -> Policy:
+        if not fs.direct_io:
             return Always(IOMode.BUFFERED)
         path = Path(self.options.root, CALIBRATION_NAME)
         if self.options.calibration == "none" or not os.path.lexists(path):
-            return HybridPolicy(CACHE_AWARE if medium.cachestat else BY_SIZE)
+            return HybridPolicy(CACHE_AWARE if fs.cachestat else BY_SIZE)
         try:
             text = read_calibration(self.options.root)
         except (OSError, ValueError) as exc:
             raise ConfigError(f"cannot read the calibration {path}: {exc}") from exc
         calibration = load_calibration(text, str(path))
-        if not medium.dontcache:
+        if not fs.dontcache:
             calibration = calibration.replacing(IOMode.DONTCACHE, IOMode.BUFFERED)
         return HybridPolicy(calibration)

@@ -23,7 +23,7 @@ from kvio.core.buffers import BouncePool
 from kvio.errors import StorageError
 from kvio.filesystem.descriptors import SHARED
 from kvio.filesystem.io_mode import Decision
-from kvio.filesystem.medium import Medium
+from kvio.filesystem.probe import FileSystem
 from kvio.types import (
     BlockResult,
     Blocks,
@@ -143,7 +143,7 @@ class Engine:
     name: str
     options: PosixOptions
     root: RootWatch
-    medium: Medium
+    fs: FileSystem
     for_write: Chooser
     for_read: Chooser
     fixed: Choice | None
@@ -165,7 +165,7 @@ class Engine:
         self.flags = lib.KVIO_TRAILER if self.options.layout == "block" else 0
         if self.level is Level.DURABLE:
             self.flags |= lib.KVIO_DURABLE
-            self.flags |= 0 if self.medium.journaled else lib.KVIO_UNJOURNALED
+            self.flags |= 0 if self.fs.journaled else lib.KVIO_UNJOURNALED
         self.write_flags = self.flags | (lib.KVIO_CHECKSUM if self.checksum else 0)
 
     # Batches

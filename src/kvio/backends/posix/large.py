@@ -175,7 +175,7 @@ def _cuts(nbytes: int, segment_bytes: int) -> list[tuple[int, int]]:
 
 
 def _is_aligned(engine: Engine, parts: Parts) -> bool:
-    memory, offset = engine.medium.memory_align, engine.medium.offset_align
+    memory, offset = engine.fs.memory_align, engine.fs.offset_align
     addresses = [_native.address_of(part) for part in parts if len(part)]
     return all(address % memory == 0 for address in addresses) and all(
         len(part) % offset == 0 for part in parts[:-1]

@@ -62,13 +62,13 @@ _UNTRUSTED: Final = {
 }
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 #: By device and mount table: the result of `examine`.
-_known: dict[tuple[int, int], Medium] = {}
+_known: dict[tuple[int, int], FileSystem] = {}
 _KNOWN_AT_MOST: Final = 64
 _UNSAFE_OPTIONS: Final = ("nobarrier", "barrier=0", "volatile", "fsync=volatile")
 
 
 @dataclass(frozen=True, slots=True)
-class Medium:
+class FileSystem:
     """A root directory's file system.
 
     Attributes:
@@ -103,7 +103,7 @@ class Medium:
     notes: tuple[str, ...]
 
 
-def examine(dirfd: int, probe_name: str) -> Medium:
+def examine(dirfd: int, probe_name: str) -> FileSystem:
     """Probe the file system of a directory; leaves no files behind.
 
     Raises:
@@ -112,7 +112,7 @@ def examine(dirfd: int, probe_name: str) -> Medium:
     return _judge(dirfd, _native.probe(dirfd, probe_name), read_only=False)
 
 
-def examine_to_read(dirfd: int, filefd: int, file: str | None) -> Medium:
+def examine_to_read(dirfd: int, filefd: int, file: str | None) -> FileSystem:
     """Examine the file system without writing, by a *file* in the directory *filefd* if any.
 
     Raises:
@@ -121,7 +121,7 @@ def examine_to_read(dirfd: int, filefd: int, file: str | None) -> Medium:
     return _judge(dirfd, _native.probe_reading(filefd, file), read_only=True)
 
 
-def _judge(dirfd: int, probe: dict[str, int], *, read_only: bool) -> Medium:
+def _judge(dirfd: int, probe: dict[str, int], *, read_only: bool) -> FileSystem:
     ground = _ground(dirfd)
     name = _name_of(probe["fs_magic"], ground)
     holder = ground.holder if name == "overlay" else _own_holder(dirfd, name)
@@ -147,7 +147,7 @@ def _judge(dirfd: int, probe: dict[str, int], *, read_only: bool) -> Medium:
         notes.append("no usable O_TMPFILE: blocks are written to named temporaries and renamed")
     if probe["cachestat"] and not nothing_to_read:
         notes.append("no cachestat: hybrid reads choose by size alone")
-    return Medium(
+    return FileSystem(
         name=name,
         mount_options=options or "",
         not_durable_because=not_durable,
@@ -166,7 +166,7 @@ def _judge(dirfd: int, probe: dict[str, int], *, read_only: bool) -> Medium:
     )
 
 
-def recall(dirfd: int, probe_name: str) -> Medium:
+def recall(dirfd: int, probe_name: str) -> FileSystem:
     """Return the earlier result of `examine`, unless the mount table has changed since.
 
     Raises:

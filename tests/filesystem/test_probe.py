@@ -1,4 +1,4 @@
-"""What is known of a medium, and for how long."""
+"""What is known of a fs, and for how long."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kvio.filesystem.medium import Medium, examine, recall
+from kvio.filesystem.probe import FileSystem, examine, recall
 from tests.posix import mounts
 
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
-def recalled_twice(directory: Path) -> tuple[Medium, Medium | None]:
+def recalled_twice(directory: Path) -> tuple[FileSystem, FileSystem | None]:
     """Ask, and ask again when no file can be made any more; None: one had to be."""
     fd = os.open(directory, os.O_RDONLY)
     try:
@@ -65,11 +65,11 @@ def test_an_alignment_that_is_not_reported_is_assumed() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
         directory = os.open(path, os.O_RDONLY)
         try:
-            medium = examine(directory, ".probe")
+            fs = examine(directory, ".probe")
         finally:
             os.close(directory)
-    if medium.name != "tmpfs":
+    if fs.name != "tmpfs":
         pytest.skip("needs tmpfs at /dev/shm")
 
-    assert not medium.probe["dio_reported"]
-    assert (medium.memory_align, medium.offset_align) == (4096, 4096)
+    assert not fs.probe["dio_reported"]
+    assert (fs.memory_align, fs.offset_align) == (4096, 4096)
