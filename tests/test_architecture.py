@@ -38,13 +38,13 @@ def test_every_room_is_in_the_picture() -> None:
 def test_code_that_is_named_is_there() -> None:
     """Functions and classes of the journeys."""
     for path, names in {
-        "core/store.py": ("calls.inside",),
+        "core/store.py": ("calls.inside", "fast.read("),
         "core/calls.py": ("class Pending", "def run(", "deliver"),
         "backends/posix/quick.py": ("def write(", "for_write"),
         "backends/posix/engine.py": ("def write_one(",),
         "backends/posix/directories.py": ("class RootWatch",),
         "filesystem/io_mode.py": ("class Always", "class Hybrid"),
-        "_native/python.c": ("PyObject *run_one(",),
+        "_native/python.c": ("PyObject *run_one(", "PyObject *read_fast("),
         "_native/transfer.c": ("int kvio_stream_write(",),
         "_native/write.c": ("#define WINDOW 64",),
         "core/executor.py": ("MOST_STUCK: Final = 64",),

@@ -199,6 +199,29 @@ class RawBlock(ABC):
         self.close()
 
 
+class FastReads(Protocol):
+    """Reads of whole blocks, each in one step that checks its arguments itself."""
+
+    @property
+    def read(self) -> Callable[[str, object], int | None]:
+        """A function that reads the block of a key into a buffer; raises as `read_block_into`.
+
+        It returns the number of bytes, or None without having tried: the arguments are not as
+        simple as that, or reads are refused.
+        """
+
+    @property
+    def busy(self) -> bool:
+        """Whether reads are in progress."""
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many blocks were read, and their bytes."""
+
+    def refuse(self) -> None:
+        """Refuse new reads."""
+
+
 class Backend(ABC):
     """Storage of blocks under keys.
 
@@ -346,6 +369,13 @@ class Backend(ABC):
         self, key: str, *, payload: bool = True, cancel: Cancellation | None = None
     ) -> BlockResult:
         """Check a stored block, its payload too if asked, without returning its bytes."""
+
+    def fast_reads(self) -> FastReads | None:
+        """Return reads that need no thread and no deadline, where the backend has some.
+
+        A store asks when it is opened, and again in a forked child after `after_fork`.
+        """
+        return None
 
     def use_threads(self, run_all: RunAll) -> None:
         """Take the function that runs tasks concurrently; a backend may ignore it."""

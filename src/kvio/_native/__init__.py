@@ -26,6 +26,8 @@ lib.kvio_add_functions()
 #: Runs one operation of python.c; returns the count of a read that succeeded, else the fields of
 #: an `ops.Answer` and whether it lacked a descriptor. `signals.reraise` is due after it.
 run_one: Final[Any] = _core.run_one
+#: Reads one whole block through the page cache, from the arguments of a store; see python.c.
+read_fast: Final[Any] = _core.read_fast
 
 #: No descriptor is left: in the process, or in the system.
 EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)

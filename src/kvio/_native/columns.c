@@ -140,6 +140,8 @@ static int one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault,
 	kvio_dir_release(op->dir);
 	op->name = NULL;
 	op->parts = NULL;
+	if (__atomic_load_n(&call.cancel, __ATOMIC_RELAXED))
+		op->flags |= KVIO_OP_HANDLER;	/* nobody else knows this copy */
 	__atomic_store_n(&shared->expect_existing, call.expect_existing, __ATOMIC_RELAXED);
 	if (call.publish > shared->publish)
 		__atomic_store_n(&shared->publish, call.publish, __ATOMIC_RELAXED);

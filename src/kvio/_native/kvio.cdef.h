@@ -66,7 +66,8 @@
  * STREAM: the bytes come piece by piece and cannot be written again; nbytes may be 0 until
  * the last piece.  Answers: HAS_CHECKSUM: the trailer has a checksum of the payload.
  * REPLACED: the new name replaced an old one.  UNFIT: the existing block was checked and
- * cannot be kept.  EXISTING: this operation reads an existing block for a write. */
+ * cannot be kept.  EXISTING: this operation reads an existing block for a write.  HANDLER: the
+ * handler of a signal raised an exception meanwhile. */
 #define KVIO_OP_RANGE 1
 #define KVIO_OP_SCRUB 2
 #define KVIO_OP_HAS_CHECKSUM 16
@@ -74,6 +75,7 @@
 #define KVIO_OP_UNFIT 64
 #define KVIO_OP_EXISTING 128
 #define KVIO_OP_STREAM 256
+#define KVIO_OP_HANDLER 512
 
 /* kvio_op.mode */
 #define KVIO_MODE_BUFFERED 0
@@ -309,9 +311,19 @@ typedef struct {
 	int reads;
 } kvio_one;
 
-/* Add run_one() to the extension module; -1: that failed, and Python said why. */
+/* What read_fast() in python.c shares: blocks shorter than limit_bytes are read through the page
+ * cache.  The rest changes atomically: calls in progress, whether new ones are refused, and how
+ * many blocks and bytes were read. */
+typedef struct {
+	kvio_one one;
+	uint64_t limit_bytes;
+	int32_t busy, closed;
+	uint64_t blocks, bytes;
+} kvio_fast;
+
+/* Add run_one() and read_fast() to the extension module; -1: that failed, and Python said why. */
 int kvio_add_functions(void);
-/* The fault of calls of run_one() that begin from now on; NULL: none. */
+/* The fault of their calls that begin from now on; NULL: none. */
 void kvio_set_fault(kvio_fault *fault);
 
 /* One large block by several threads: begin, ranges concurrently, then end. */

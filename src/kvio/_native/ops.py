@@ -8,7 +8,8 @@ under CPython 3.11).
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -20,6 +21,7 @@ from kvio._native import (
     from_buffer,
     lib,
     new,
+    read_fast,
 )
 from kvio._native.signals import raised, reraise
 
@@ -196,16 +198,57 @@ class One:
         reads: they read; else they write.
     """
 
-    __slots__ = ("_keep", "address", "call")
+    __slots__ = ("_keep", "address", "call", "cdata")
 
     def __init__(
         self, call: Any, counters: IOCounters, leaf_table: LeafTable | None, *, reads: bool
     ) -> None:
         self.call = call
         leaves = NULL if leaf_table is None else leaf_table.cdata
-        one = new("kvio_one *", (call, counters.cdata, leaves, reads))
-        self._keep = (one, counters, leaf_table)
-        self.address = address(one)
+        self.cdata = new("kvio_one *", (call, counters.cdata, leaves, reads))
+        self._keep = (counters, leaf_table)
+        self.address = address(self.cdata)
+
+
+class FastReads:
+    """Reads of whole blocks through the page cache, each by one call of the C core.
+
+    Args:
+        one: what they share.
+        limit_bytes: buffers of this length and above are left to the caller.
+        failed: called with an answer of `run_one`, the key and the length of the buffer where a
+            read failed or the handler of a signal raised an exception meanwhile; its result is
+            the result of the read.
+
+    Attributes:
+        read: reads the block of a key into a buffer, and returns the number of bytes, or None
+            without having tried: the arguments are not as simple as that, or reads are refused.
+    """
+
+    __slots__ = ("_cdata", "_one", "read")
+
+    def __init__(
+        self, one: One, limit_bytes: int, failed: Callable[[Sequence[int], str, int], int | None]
+    ) -> None:
+        self._one = one
+        self._cdata = new("kvio_fast *", (one.cdata[0], limit_bytes))
+        self.read: Callable[[str, object], int | None] = partial(
+            read_fast, address(self._cdata), failed
+        )
+
+    def refuse(self) -> None:
+        """Refuse new reads."""
+        self._cdata.closed = 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether reads are in progress."""
+        return bool(self._cdata.busy)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many blocks were read, and their bytes."""
+        return int(self._cdata.blocks), int(self._cdata.bytes)
 
 
 def address(pointer: Any) -> int:

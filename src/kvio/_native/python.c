@@ -12,6 +12,8 @@
 
 #include "kvio.h"
 
+#define MAX_KEY 200	/* as kvio.types.MAX_KEY_CHARACTERS */
+
 /* Set by tests (faults.py); calls that begin from now on use it. */
 static kvio_fault *current_fault;
 
@@ -75,10 +77,115 @@ static PyObject *run_one(PyObject *self, PyObject *const *args, Py_ssize_t nargs
 	return answer_of(&op);
 }
 
+/* As kvio.types.check_key: segments of [A-Za-z0-9_][A-Za-z0-9._=@+-]*, joined by slashes. */
+static int is_key(const char *name, Py_ssize_t length)
+{
+	enum { NEVER, LATER, ANYWHERE };
+	static const uint8_t kinds[256] = {
+		['.'] = LATER, ['='] = LATER, ['@'] = LATER, ['+'] = LATER, ['-'] = LATER,
+		['0' ... '9'] = ANYWHERE, ['A' ... 'Z'] = ANYWHERE, ['a' ... 'z'] = ANYWHERE,
+		['_'] = ANYWHERE,
+	};
+	uint8_t least = ANYWHERE;	/* at the beginning of a segment */
+
+	for (Py_ssize_t i = 0; i < length; i++) {
+		if (name[i] == '/' && least == LATER) {
+			least = ANYWHERE;
+			continue;
+		}
+		if (kinds[(uint8_t)name[i]] < least)
+			return 0;
+		least = LATER;
+	}
+	return least == LATER && length <= MAX_KEY;
+}
+
+/* View a buffer of native numbers as bytes; 0: it is another object. */
+static int get_numbers(PyObject *object, Py_buffer *view)
+{
+	static const char kinds[] = "cb?hHiIlLqQnNefdg";	/* as kvio.core.buffers */
+
+	if (!PyObject_CheckBuffer(object))
+		return 0;
+	if (PyObject_GetBuffer(object, view, PyBUF_WRITABLE | PyBUF_ND | PyBUF_FORMAT) < 0) {
+		PyErr_Clear();
+		return 0;
+	}
+	if (!view->format || (view->format[0] == 'B' && !view->format[1] && view->itemsize == 1) ||
+	    (view->format[0] && !view->format[1] && strchr(kinds, view->format[0])))
+		return 1;
+	PyBuffer_Release(view);
+	return 0;
+}
+
+PyDoc_STRVAR(read_fast_doc,
+"read_fast(fast, failed, key, buffer)\n--\n\n"
+"Read one whole block through the page cache. fast is the address of a ``kvio_fast``. Return\n"
+"the count of bytes, or None without having tried: the key is not valid, buffer is not one flat\n"
+"writable buffer of numbers or is too long, or the store is closed. Where the read fails return\n"
+"failed(answer, key, nbytes), with the answer of run_one.");
+
+static PyObject *read_fast(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+	kvio_fast *fast;
+	const char *key;
+	Py_ssize_t length;
+	Py_buffer view;
+	PyObject *answer, *result;
+	kvio_op op;
+	int refused;
+
+	(void)self;
+	if (nargs != 4) {
+		PyErr_SetString(PyExc_TypeError, "read_fast takes 4 arguments");
+		return NULL;
+	}
+	fast = PyLong_AsVoidPtr(args[0]);
+	if (!fast)
+		return NULL;
+	if (!PyUnicode_Check(args[2]))
+		Py_RETURN_NONE;
+	key = PyUnicode_AsUTF8AndSize(args[2], &length);
+	if (!key)
+		PyErr_Clear();		/* it has lone surrogates */
+	if (!key || !is_key(key, length) || !get_numbers(args[3], &view))
+		Py_RETURN_NONE;
+	/* Counted before the check: who closes does both in the other order. */
+	__atomic_fetch_add(&fast->busy, 1, __ATOMIC_SEQ_CST);
+	refused = __atomic_load_n(&fast->closed, __ATOMIC_SEQ_CST) ||
+		  (uint64_t)view.len >= fast->limit_bytes;
+	if (!refused) {
+		Py_BEGIN_ALLOW_THREADS
+		kvio_read_one(fast->one.call, fast->one.counters,
+			      __atomic_load_n(&current_fault, __ATOMIC_ACQUIRE), NULL, 0,
+			      fast->one.leaves, NULL, KVIO_MODE_BUFFERED, key, view.buf,
+			      (size_t)view.len, &op);
+		if (!op.status) {
+			__atomic_fetch_add(&fast->blocks, 1, __ATOMIC_RELAXED);
+			__atomic_fetch_add(&fast->bytes, op.done, __ATOMIC_RELAXED);
+		}
+		Py_END_ALLOW_THREADS
+	}
+	__atomic_fetch_sub(&fast->busy, 1, __ATOMIC_SEQ_CST);
+	length = view.len;
+	PyBuffer_Release(&view);
+	if (refused)
+		Py_RETURN_NONE;
+	if (!op.status && !(op.flags & KVIO_OP_HANDLER))
+		return PyLong_FromUnsignedLongLong(op.done);
+	answer = answer_of(&op);
+	if (!answer)
+		return NULL;
+	result = PyObject_CallFunction(args[1], "OOn", answer, args[2], length);
+	Py_DECREF(answer);
+	return result;
+}
+
 int kvio_add_functions(void)
 {
 	static PyMethodDef methods[] = {
 		{ "run_one", (PyCFunction)(void (*)(void))run_one, METH_FASTCALL, run_one_doc },
+		{ "read_fast", (PyCFunction)(void (*)(void))read_fast, METH_FASTCALL, read_fast_doc },
 		{ NULL, NULL, 0, NULL },
 	};
 	PyGILState_STATE state = PyGILState_Ensure();

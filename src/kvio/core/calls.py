@@ -33,6 +33,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
+from kvio.abc import FastReads
 from kvio.core import threads
 from kvio.core.executor import Executor, Job
 from kvio.core.threads import Condition, Future
@@ -219,6 +220,7 @@ class Calls:
     Attributes:
         closed: no call may begin.
         inside: one object per call in progress; a set changes in one step, so it needs no lock.
+        fast_reads: of the backend, which counts its own calls in progress.
     """
 
     def __init__(self, settings: Settings, name: str) -> None:
@@ -234,6 +236,7 @@ class Calls:
         self._lock = threading.RLock()
         self._idle = Condition(self._lock)
         self.inside: set[object] = set()
+        self.fast_reads: FastReads | None = None
         self._deadlines = Deadlines(self.executor)
 
     def here(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -353,14 +356,19 @@ class Calls:
         """Refuse new calls; False if close() was called before."""
         with self._lock:
             first, self._closing, self.closed = not self._closing, True, True
+            if self.fast_reads is not None:
+                self.fast_reads.refuse()
             return first
+
+    def _is_idle(self) -> bool:
+        return not self.inside and (self.fast_reads is None or not self.fast_reads.busy)
 
     def close(self, timeout: float | None) -> bool:
         """Wait for calls in progress, after `refuse`; False if they go on after *timeout*."""
         try:
             ended = self.executor.close(timeout=timeout)
             with self._lock:
-                ended = threads.wait_for(self._idle, lambda: not self.inside, timeout) and ended
+                ended = threads.wait_for(self._idle, self._is_idle, timeout) and ended
         except BaseException:  # the handler of a signal raised it: close() may be called again
             self._closing = False
             raise

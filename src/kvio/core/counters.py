@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 
+from kvio.abc import FastReads
 from kvio.errors import KvioError
 from kvio.types import BlockResult, BlockStatus, Receipt, StoreStats, status_of
 
@@ -28,9 +29,14 @@ _NBYTES = attrgetter("nbytes")
 
 
 class Counters:
-    """Thread-safe counts behind `Store.stats`."""
+    """Thread-safe counts behind `Store.stats`.
+
+    Attributes:
+        fast_reads: the backend's, which are counted there.
+    """
 
     def __init__(self) -> None:
+        self.fast_reads: FastReads | None = None
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTED, 0)
 
@@ -98,9 +104,13 @@ class Counters:
         self, modes: dict[str, int], *, retries: int, queued_bytes: int, quarantined_threads: int
     ) -> StoreStats:
         """Return the current counts."""
+        blocks, nbytes = self.fast_reads.counts if self.fast_reads is not None else (0, 0)
         with self._lock:
+            counts = dict(self._counts)
+            counts["reads"] += blocks
+            counts["bytes_read"] += nbytes
             return StoreStats(
-                **self._counts,
+                **counts,
                 modes=modes,
                 retries=retries,
                 queued_bytes=queued_bytes,

@@ -22,6 +22,7 @@ READ_DIRECT_FROM: Final = 8 * MiB
 #: from this size on, 2.6 times at 4 MiB (ext4 on virtio; docs/experiments/hybrid.md).
 COLD_READ_DIRECT_FROM: Final = 64 * KiB
 CALIBRATION_VERSION: Final = 1
+_ANY_NBYTES: Final = 1 << 62
 _FILE_MODES: Final = (IOMode.BUFFERED, IOMode.DONTCACHE, IOMode.DIRECT)
 
 
@@ -43,6 +44,9 @@ class Policy(Protocol):
     def for_read(self, nbytes: int, concurrency: int) -> Decision:
         """Decide for a read."""
 
+    def buffered_below(self) -> int:
+        """Return the length in bytes below which every read is buffered."""
+
 
 @dataclass(frozen=True, slots=True)
 class Always:
@@ -57,6 +61,10 @@ class Always:
     def for_read(self, nbytes: int, concurrency: int) -> Decision:
         """Decide for a read."""
         return Decision(self.mode, "the backend's only mode")
+
+    def buffered_below(self) -> int:
+        """Return the length in bytes below which every read is buffered."""
+        return _ANY_NBYTES if self.mode is IOMode.BUFFERED else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +133,13 @@ class Hybrid:
         mode = self.calibration.pick(self.calibration.read, nbytes, concurrency)
         reason = f"{nbytes} bytes, {self.calibration.reason}"
         return Decision(mode, reason, unless_hot=mode is IOMode.DIRECT)
+
+    def buffered_below(self) -> int:
+        """Return the length in bytes below which every read is buffered."""
+        firsts = [steps[0] for steps in self.calibration.read.values()]
+        if any(step.mode is not IOMode.BUFFERED for step in firsts):
+            return 0
+        return min(_ANY_NBYTES if s.below_nbytes is None else s.below_nbytes for s in firsts)
 
 
 def dump_calibration(calibration: Calibration, measured: dict[str, Any]) -> str:

@@ -120,6 +120,9 @@ class ForwardingBackend(Backend):
     ) -> BlockResult:
         return self.inner.verify_block(key, payload=payload, cancel=cancel)
 
+    def fast_reads(self) -> None:
+        """Return nothing: every read goes through `read_block_into` here."""
+
     def use_threads(self, run_all: RunAll) -> None:
         self.inner.use_threads(run_all)
 
@@ -347,7 +350,7 @@ class WrappedStore(Store, Generic[Wrapper]):
         super().__init__(parsed, Settings(io_threads=io_threads))
         self._wrap = wrap
         self._backend = self.wrapper = wrap(self._backend)
-        self._backend.use_threads(self._calls.executor.run_all)
+        self._attach()
 
     def __reduce__(self) -> tuple[Any, ...]:
         super().__reduce__()  # refuses what cannot be shared

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from kvio._native import EXHAUSTED, LeafTable, Permissions, lib, make_template, open_dir
-from kvio.abc import Backend, RawBlock, RunAll, Source
+from kvio.abc import Backend, FastReads, RawBlock, RunAll, Source
 from kvio.backends.posix import large, outcome, streams
 from kvio.backends.posix.directories import (
     CALIBRATION_NAME,
@@ -151,6 +151,7 @@ class PosixBackend(Backend):
             for_write=chooser(policy.for_write),
             for_read=chooser(policy.for_read),
             fixed=chooser(policy.for_write)(0, 1) if fixed else None,
+            buffered_below=policy.buffered_below(),
             directories=directories,
             leaf_table=leaf_table,
             bounce=BouncePool(options.segment_bytes, limit=_KEPT_BOUNCE_BUFFERS),
@@ -453,6 +454,9 @@ class PosixBackend(Backend):
     def modes_taken(self) -> dict[str, int]:
         counts = zip(outcome.MODES, self._engine.counters.moved, strict=True)
         return {str(mode): count for mode, count in counts if count}
+
+    def fast_reads(self) -> FastReads | None:
+        return self._quick.fast_reads()
 
     def use_threads(self, run_all: RunAll) -> None:
         self._engine.run_all = run_all

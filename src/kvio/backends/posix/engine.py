@@ -147,6 +147,7 @@ class Engine:
     for_write: Chooser
     for_read: Chooser
     fixed: Choice | None
+    buffered_below: int
     directories: Directories
     leaf_table: LeafTable | None
     bounce: BouncePool
