@@ -160,6 +160,27 @@ def test_both_paths_take_the_same_memory(store: kvio.Store, make: Callable[[], A
         assert memoryview(fast).cast("B")[: len(DATA)] == DATA
 
 
+def test_blocks_of_any_lengths_are_read_into_fresh_memory(store: kvio.Store) -> None:
+    """The length of the last block is only a guess: longer and shorter ones are read as well."""
+    lengths = [4096, 4096, 4097, 0, 1, 2048, 2049, 1 << 20, 5000, 17 << 20, 4096, 0, 0, 4096]
+    blocks = {f"k{at}": faultlab.pattern(at, nbytes) for at, nbytes in enumerate(lengths)}
+    for key, data in blocks.items():
+        store.write_block(key, data)
+    before = store.stats()
+    for key, data in blocks.items():
+        assert store.read_block(key) == data
+    stats = store.stats()
+    assert stats.reads - before.reads == len(blocks)
+    assert stats.bytes_read - before.bytes_read == sum(lengths)
+    for key in ("k0", "missing"):
+        store.delete_block(key)
+        with pytest.raises(kvio.BlockNotFoundError):
+            store.read_block(key)
+    assert store.stats().missing == 2
+    store.write_block("k1", b"new", if_exists="replace")
+    assert bytes(store.read_block("k1")) == b"new"
+
+
 def test_every_kind_of_failure_is_counted_once(store: kvio.Store, tmp_path: Path) -> None:
     """A missing block, a damaged one and one that does not fit are one read each."""
     out = bytearray(len(DATA))

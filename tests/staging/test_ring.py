@@ -82,7 +82,7 @@ def test_calls_that_hang_never_have_more_than_two_rings() -> None:
         leave_quarantined(lender, 4 * PAGE, hanging)
     assert lender.lent_bytes == 16 * PAGE
     with (
-        pytest.raises(kvio.StorageTimeoutError, match=f"{16 * PAGE} bytes are kept for calls"),
+        pytest.raises(kvio.StorageTimeoutError, match=f"{16 * PAGE} bytes are kept"),
         lender.lend(1, timeout=0),
     ):
         pytest.fail("lent beyond the bound")

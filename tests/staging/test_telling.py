@@ -144,7 +144,7 @@ def test_a_client_is_told_that_a_write_is_driven_again(
     session.watch_again()
 
     assert [type(event) for event in session._events] == [Failed, Driven, Failed]
-    assert session.told == 3
+    assert session.events_sent == 3
     assert session.failed([1]) == {receipt: 1}
     assert session.failed([2]) == {}
 

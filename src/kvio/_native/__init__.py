@@ -179,7 +179,7 @@ def open_dir(
 
 
 def dir_handle(fd: int) -> bytes | None:
-    """Return what tells a directory from one that is removed and made again under its name.
+    """Return what distinguishes a directory from one that is made later under its name.
 
     None: the file system has no such handles (name_to_handle_at(2)), or the system forbids it.
     """
@@ -219,7 +219,7 @@ def _probed(result: Any) -> dict[str, int]:
 
 
 def fs_magic(fd: int) -> int:
-    """Return the number by which statfs(2) tells file systems apart."""
+    """Return the number by which statfs(2) identifies file systems."""
     magic = ffi.new("uint64_t *")
     check(lib.kvio_fs_magic(fd, magic))
     return int(magic[0])

@@ -106,14 +106,18 @@ void kvio_leave(kvio_io_counters *counters, const kvio_op *ops, size_t nops)
 			__atomic_fetch_add(&counters->moved[ops[i].mode_taken], 1, __ATOMIC_RELAXED);
 }
 
-static int one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault, void *bounce,
-	       size_t bounce_bytes, kvio_leaf_table *leaves, kvio_dir *dir, uint32_t mode,
-	       const char *name, void *base, size_t nbytes, kvio_op *op,
-	       int (*batch)(kvio_call *, kvio_op *, size_t))
+int kvio_run_one(const kvio_one *one, kvio_fault *fault, void *bounce, size_t bounce_bytes,
+		 kvio_dir *dir, uint32_t mode, const char *name, void *base, size_t nbytes,
+		 kvio_op *op)
 {
+	static int (*const batches[])(kvio_call *, kvio_op *, size_t) = {
+		[KVIO_WRITE] = kvio_write_batch,
+		[KVIO_READ] = kvio_read_batch,
+		[KVIO_STAT] = kvio_stat_batch,
+	};
 	const kvio_part part = { base, nbytes };
+	kvio_call *shared = one->call, call = *shared;
 	size_t length = strlen(name);
-	kvio_call call = *shared;
 	char text[KVIO_NAME_BYTES];
 
 	memset(op, 0, sizeof(*op));
@@ -121,8 +125,8 @@ static int one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault,
 		return op->status = -ENAMETOOLONG;
 	memcpy(text, name, length + 1);
 	op->dir = dir;
-	if (leaves)
-		place(leaves, op, text, length);
+	if (one->leaves)
+		place(one->leaves, op, text, length);
 	op->dirfd = kvio_dir_acquire(op->dir);
 	if (op->dirfd < 0)
 		return op->status = -ESTALE;
@@ -134,32 +138,16 @@ static int one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault,
 	op->parts = &part;
 	op->nparts = 1;
 	op->nbytes = nbytes;
-	kvio_enter(counters);
-	batch(&call, op, 1);
-	kvio_leave(counters, op, 1);
+	kvio_enter(one->counters);
+	batches[one->kind](&call, op, 1);
+	kvio_leave(one->counters, op, one->kind == KVIO_STAT ? 0 : 1);
 	kvio_dir_release(op->dir);
 	op->name = NULL;
 	op->parts = NULL;
 	if (__atomic_load_n(&call.cancel, __ATOMIC_RELAXED))
-		op->flags |= KVIO_OP_HANDLER;	/* nobody else knows this copy */
+		op->flags |= KVIO_OP_HANDLER;	/* the caller never sees this copy */
 	__atomic_store_n(&shared->expect_existing, call.expect_existing, __ATOMIC_RELAXED);
 	if (call.publish > shared->publish)
 		__atomic_store_n(&shared->publish, call.publish, __ATOMIC_RELAXED);
 	return op->status;
-}
-
-int kvio_write_one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault, void *bounce,
-		   size_t bounce_bytes, kvio_leaf_table *leaves, kvio_dir *dir, uint32_t mode,
-		   const char *name, void *base, size_t nbytes, kvio_op *op)
-{
-	return one(shared, counters, fault, bounce, bounce_bytes, leaves, dir, mode, name, base,
-		   nbytes, op, kvio_write_batch);
-}
-
-int kvio_read_one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault, void *bounce,
-		  size_t bounce_bytes, kvio_leaf_table *leaves, kvio_dir *dir, uint32_t mode,
-		  const char *name, void *base, size_t nbytes, kvio_op *op)
-{
-	return one(shared, counters, fault, bounce, bounce_bytes, leaves, dir, mode, name, base,
-		   nbytes, op, kvio_read_batch);
 }

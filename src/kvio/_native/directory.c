@@ -83,7 +83,7 @@ static int open_component(kvio_call *call, int parent, const char *name)
 	return fd;
 }
 
-/* Give a directory that was just made its group and permissions, whatever the umask. */
+/* Set the group and permissions, whatever the umask. */
 static int set_dir_mode(kvio_call *call, int fd, const struct stat *st)
 {
 	int r = 0;
@@ -244,7 +244,7 @@ int kvio_drop_cache(int fd)
 	return -posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 }
 
-/* The number by which statfs(2) tells file systems apart. */
+/* The number by which statfs(2) identifies file systems. */
 int kvio_fs_magic(int fd, uint64_t *magic)
 {
 	struct statfs fs;

@@ -293,23 +293,24 @@ int kvio_stat_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_look_batch(kvio_call *call, kvio_op *ops, size_t nops);
 int kvio_delete_batch(kvio_call *call, kvio_op *ops, size_t nops);
 
-/* One block in one piece of memory, the request as plain arguments: a third of the
- * cost of an array of one.  shared is copied; op is the answer.  With leaves name is
- * a key and dir unused; -ESTALE: its directory is not open. */
-int kvio_write_one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault, void *bounce,
-		   size_t bounce_bytes, kvio_leaf_table *leaves, kvio_dir *dir, uint32_t mode,
-		   const char *name, void *base, size_t nbytes, kvio_op *op);
-int kvio_read_one(kvio_call *shared, kvio_io_counters *counters, kvio_fault *fault, void *bounce,
-		  size_t bounce_bytes, kvio_leaf_table *leaves, kvio_dir *dir, uint32_t mode,
-		  const char *name, void *base, size_t nbytes, kvio_op *op);
-
-/* The arguments that all calls for one block of a store share, for run_one() in python.c. */
+/* One operation by itself, on one piece of memory or, for KVIO_STAT, none: what such calls of a
+ * store share. */
+#define KVIO_WRITE 0
+#define KVIO_READ 1
+#define KVIO_STAT 2
 typedef struct {
 	kvio_call *call;
 	kvio_io_counters *counters;
 	kvio_leaf_table *leaves;
-	int reads;
+	int kind;
 } kvio_one;
+
+/* The request as plain arguments: a third of the cost of an array of one.  one->call is copied;
+ * op is the answer.  With leaves name is a key and dir unused; -ESTALE: its directory is not
+ * open. */
+int kvio_run_one(const kvio_one *one, kvio_fault *fault, void *bounce, size_t bounce_bytes,
+		 kvio_dir *dir, uint32_t mode, const char *name, void *base, size_t nbytes,
+		 kvio_op *op);
 
 /* What read_fast() in python.c shares: blocks shorter than limit_bytes are read through the page
  * cache.  The rest changes atomically: calls in progress, whether new ones are refused, and how

@@ -32,7 +32,7 @@ def get_memory_policy() -> tuple[int, tuple[int, ...]]:
     """Return the memory policy of the calling thread: its mode and its nodes.
 
     Raises:
-        OSError: the kernel does not tell (ENOSYS, EPERM).
+        OSError: the kernel does not report it (ENOSYS, EPERM).
     """
     mode, words = new("int *"), new("uint64_t[]", _MAX_WORDS)
     check(lib.kvio_get_memory_policy(mode, words))
@@ -54,7 +54,7 @@ def page_nodes(view: memoryview, page_bytes: int = 4096) -> list[int]:
     """Return the node of every page of a page-aligned view; -2 (-ENOENT): not touched yet.
 
     Raises:
-        OSError: the kernel does not tell (ENOSYS, EPERM).
+        OSError: the kernel does not report it (ENOSYS, EPERM).
     """
     count = -(-len(view) // page_bytes)
     nodes = new("int32_t[]", count)

@@ -195,17 +195,17 @@ class One:
     Args:
         call: the settings, a ``kvio_call *``, which is updated.
         leaf_table: hashes keys; None: names are file names in directories.
-        reads: they read; else they write.
+        kind: ``KVIO_WRITE``, ``KVIO_READ`` or ``KVIO_STAT``.
     """
 
     __slots__ = ("_keep", "address", "call", "cdata")
 
     def __init__(
-        self, call: Any, counters: IOCounters, leaf_table: LeafTable | None, *, reads: bool
+        self, call: Any, counters: IOCounters, leaf_table: LeafTable | None, kind: int
     ) -> None:
         self.call = call
         leaves = NULL if leaf_table is None else leaf_table.cdata
-        self.cdata = new("kvio_one *", (call, counters.cdata, leaves, reads))
+        self.cdata = new("kvio_one *", (call, counters.cdata, leaves, kind))
         self._keep = (counters, leaf_table)
         self.address = address(self.cdata)
 

@@ -34,9 +34,9 @@ static PyObject *answer_of(const kvio_op *op)
 
 PyDoc_STRVAR(run_one_doc,
 "run_one(one, mode, directory, name, buffer, bounce, bounce_nbytes)\n--\n\n"
-"Write or read one block; see ``kvio_one``. All but name and buffer are numbers: addresses,\n"
-"or 0 for none. Return the count of bytes of a read that succeeded, else the operation's\n"
-"answer and whether it lacked a descriptor.");
+"Run one operation; see ``kvio_one``. buffer is one, or None for what has no payload; all but\n"
+"it and name are numbers: addresses, or 0 for none. Return the count of bytes of a read that\n"
+"succeeded, else the operation's answer and whether it lacked a descriptor.");
 
 static PyObject *run_one(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -44,7 +44,7 @@ static PyObject *run_one(PyObject *self, PyObject *const *args, Py_ssize_t nargs
 	kvio_dir *directory;
 	const char *name;
 	Py_ssize_t length;
-	Py_buffer view;
+	Py_buffer view = { 0 };
 	void *bounce;
 	unsigned long mode;
 	size_t bounce_nbytes;
@@ -63,16 +63,17 @@ static PyObject *run_one(PyObject *self, PyObject *const *args, Py_ssize_t nargs
 	bounce_nbytes = PyLong_AsSize_t(args[6]);
 	if (PyErr_Occurred())
 		return NULL;
-	if (PyObject_GetBuffer(args[4], &view, one->reads ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+	if (args[4] != Py_None &&
+	    PyObject_GetBuffer(args[4], &view,
+			       one->kind == KVIO_READ ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
-	(one->reads ? kvio_read_one : kvio_write_one)(
-		one->call, one->counters, __atomic_load_n(&current_fault, __ATOMIC_ACQUIRE),
-		bounce, bounce_nbytes, one->leaves, directory, (uint32_t)mode, name, view.buf,
-		(size_t)view.len, &op);
+	kvio_run_one(one, __atomic_load_n(&current_fault, __ATOMIC_ACQUIRE), bounce,
+		     bounce_nbytes, directory, (uint32_t)mode, name, view.buf, (size_t)view.len,
+		     &op);
 	Py_END_ALLOW_THREADS
-	PyBuffer_Release(&view);
-	if (one->reads && !op.status)
+	PyBuffer_Release(&view);	/* nothing, where there is none */
+	if (one->kind == KVIO_READ && !op.status)
 		return PyLong_FromUnsignedLongLong(op.done);
 	return answer_of(&op);
 }
@@ -156,10 +157,8 @@ static PyObject *read_fast(PyObject *self, PyObject *const *args, Py_ssize_t nar
 		  (uint64_t)view.len >= fast->limit_bytes;
 	if (!refused) {
 		Py_BEGIN_ALLOW_THREADS
-		kvio_read_one(fast->one.call, fast->one.counters,
-			      __atomic_load_n(&current_fault, __ATOMIC_ACQUIRE), NULL, 0,
-			      fast->one.leaves, NULL, KVIO_MODE_BUFFERED, key, view.buf,
-			      (size_t)view.len, &op);
+		kvio_run_one(&fast->one, __atomic_load_n(&current_fault, __ATOMIC_ACQUIRE), NULL,
+			     0, NULL, KVIO_MODE_BUFFERED, key, view.buf, (size_t)view.len, &op);
 		if (!op.status) {
 			__atomic_fetch_add(&fast->blocks, 1, __ATOMIC_RELAXED);
 			__atomic_fetch_add(&fast->bytes, op.done, __ATOMIC_RELAXED);

@@ -4,7 +4,7 @@
  * A file is divided into cells; one writer owns each.  A piece's checksum, shifted by
  * the bytes of the cell behind it, is its share of the cell's checksum: shares come in
  * any order and are joined by exclusive or.  What a cell counts as written was taken by
- * the kernel before; a writer that dies in between leaves bytes that nobody counts.
+ * the kernel before; a writer that dies in between leaves bytes that are not counted.
  */
 #include "transfer.h"
 
@@ -171,7 +171,7 @@ int kvio_file_close(kvio_fault *fault, int fd)
 	return sys_close(fault, fd);
 }
 
-/* Give a file another name in its directory.  Where RENAME_NOREPLACE is not known, a
+/* Rename a file in its directory.  Where RENAME_NOREPLACE is not known, a
  * link refuses a name that is taken just as well, and a rename onto that link follows:
  * a FUSE server that knows files by their paths gives the link an inode of its own, with
  * its own page cache and locks, and the rename gives the name back to the inode that the

@@ -1,6 +1,6 @@
 """Handlers of signals while a long call of the C core is under way: see ``signals.c``.
 
-What a handler raises cannot pass through C. It is kept, the C call ends early, and whoever made it
+What a handler raises cannot pass through C. It is kept, the C call ends early, and its caller
 raises it then.
 """
 

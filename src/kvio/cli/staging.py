@@ -114,7 +114,7 @@ def stage_daemon(
                 options=options,
                 numa_node=numa_node,
                 populate=populate,
-                tell=complain,
+                log=complain,
             )
             _announce(daemon)
             signal.sigwait(_STOP_SIGNALS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvio.abc import Backend
+from kvio.abc import Backend, FastReads
 from kvio.core import buffers
 from kvio.core.buffers import Data
 from kvio.errors import BlockSizeError
@@ -15,7 +15,7 @@ from kvio.types import Cancellation, MiB, check_key
 #: doubled, so only a block that grows more than a hundredfold meanwhile is never read.
 _ATTEMPTS = 8
 #: A range of at most this length is read without asking for the block's length first.
-_SMALL_RANGE_NBYTES = 16 * MiB
+SMALL_RANGE_NBYTES = 16 * MiB
 
 
 def target(key: str, out: Data, offset: int, nbytes: int | None) -> list[memoryview]:
@@ -75,6 +75,19 @@ def into(
     return (private_work, deliver) if private else (work, None)
 
 
+def read_usual(fast: FastReads, key: str, nbytes: int) -> memoryview | None:
+    """Read a block into fresh memory if it has at most *nbytes* bytes, as others had before.
+
+    None: it was not tried, or the block is longer.
+    """
+    view = buffers.aligned(nbytes)
+    try:
+        got = fast.read(key, view)
+    except BlockSizeError:
+        return None
+    return None if got is None else buffers.trimmed(view, got)
+
+
 def read_fresh(
     backend: Backend, key: str, offset: int, nbytes: int | None, cancel: Cancellation | None
 ) -> memoryview:
@@ -83,7 +96,7 @@ def read_fresh(
     found = backend.read_block(key, cancel=cancel) if whole else None
     if found is not None:
         return found
-    if nbytes is not None and nbytes <= _SMALL_RANGE_NBYTES:
+    if nbytes is not None and nbytes <= SMALL_RANGE_NBYTES:
         view = buffers.aligned(nbytes)
         got = backend.read_block_into(key, [view], offset=offset, nbytes=nbytes, cancel=cancel)
         return buffers.trimmed(view, got)

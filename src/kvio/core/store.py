@@ -71,6 +71,7 @@ class Store:
         self._made_in = os.getpid()
         self._backend: Backend = load_backend(url.scheme).from_url(url)
         self._damaged = DamagedKeys()
+        self._usual_nbytes = 0  # of the block that was last read into fresh memory
         self._start()
         self._attach()
         lifetime.watch_forks(self)
@@ -232,8 +233,14 @@ class Store:
         """
         check_key(key)
         reads.check_range(offset, nbytes)
+        calls, view = self._calls, None
+        fast, usual = calls.fast_reads, self._usual_nbytes
         try:
-            view = self._calls.run(
+            if fast is not None and usual and timeout is None and nbytes is None and not offset:
+                view = reads.read_usual(fast, key, usual)
+                if view is not None:
+                    return view
+            view = calls.run(
                 lambda cancel: reads.read_fresh(self._backend, key, offset, nbytes, cancel),
                 nbytes=nbytes or 0,
                 timeout=timeout,
@@ -244,6 +251,11 @@ class Store:
         except KvioError as exc:
             self._read_failed(key, exc)
             raise
+        finally:
+            if calls.closed:
+                calls.left()
+        if len(view) <= reads.SMALL_RANGE_NBYTES:
+            self._usual_nbytes = len(view)
         self._counters.read(len(view))
         return view
 

@@ -53,7 +53,7 @@ class Contender:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Return the kinds of reads that can be told apart."""
+        """Return the kinds of reads that can be distinguished."""
         if self.directory is None:
             return (READ,)
         return (HOT, COLD) if _can_drop_cache(self.directory) else (HOT,)
@@ -308,7 +308,8 @@ def _fastest(operation: str, speeds: Mapping[str, list[float]]) -> str:
     if by_chance / 2 ** len(rounds) > _ALPHA / 2:
         return (
             f"{operation}: no backend is clearly the fastest over all sizes; {best} and {second} "
-            f"lead ({ratio:.2f} in {len(rounds)} rounds, {best} ahead in {ahead})."
+            f"lead ({ratio:.2f} in {len(rounds)} round{'s' * (len(rounds) > 1)}, {best} ahead in "
+            f"{ahead})."
         )
     return (
         f"{operation}: {best} is the fastest over all sizes, at {ratio:.2f} times {second} (ahead "

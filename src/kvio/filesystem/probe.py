@@ -58,7 +58,7 @@ _JOURNALED: Final = frozenset(("xfs", "btrfs", "f2fs", "zfs", "bcachefs"))
 _EXT: Final = ("ext2", "ext3", "ext4")
 _UNTRUSTED: Final = {
     "fuse": "a FUSE server without fsync or fsyncdir reports success all the same",
-    "nfs": "an async NFS export acknowledges what it has not stored, and a client cannot tell",
+    "nfs": "an async NFS export acknowledges what it has not stored, and a client cannot know",
 }
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 #: By device and mount table: the result of `examine`.
@@ -212,7 +212,7 @@ def _ground(dirfd: int) -> Ground:
 
 
 def _name_of(magic: int, ground: Ground) -> str:
-    """Return the name of a file system; the mount tells ext2, ext3 and ext4 apart."""
+    """Return the name of a file system; the mount distinguishes ext2, ext3 and ext4."""
     name = _NAMES.get(magic, hex(magic))
     if name == "ext4" and ground.holder is not None and ground.holder.kind in _EXT:
         return ground.holder.kind

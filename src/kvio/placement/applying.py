@@ -1,9 +1,9 @@
 """Apply slots: set a thread's CPUs and memory policy, restore them, and check them in the kernel.
 
-What cannot be had is told in one of two ways. A slot of which nothing is here (no CPU that may be
-used, a node without memory) is a `ConfigError`, and nothing is changed. What the machine has but
-withholds is done without, and the outcome says so: CPUs outside a smaller cpuset or offline,
-memory policies that a container forbids, a node that nobody knows.
+What cannot be had is reported in one of two ways. A slot of which nothing is here (no CPU that
+may be used, a node without memory) is a `ConfigError`, and nothing is changed. What the machine
+has but withholds is done without, and the outcome says so: CPUs outside a smaller cpuset or
+offline, memory policies that a container forbids, an unknown node.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def pin(slot: Slot, memory: Memory | None = None, *, kernel: Kernel = LINUX) -> 
 def place_memory(
     view: memoryview, slot: Slot, memory: Memory, *, kernel: Kernel = LINUX
 ) -> Applied:
-    """Let the untouched pages of a page-aligned view come from where *memory* says, whoever asks.
+    """Let untouched pages of a page-aligned view come from where *memory* says, for all threads.
 
     Pages that were touched before stay where they are. What is set holds for the memory itself,
     not for a thread, until it is unmapped.
@@ -195,7 +195,7 @@ def verify(
 
     A thread is in its place if it may run on no CPU outside the slot. Pages are, under ``"local"``
     and ``"bind"``, if they lie on the slot's node; under ``"interleave"`` if every node has some.
-    Pages that nobody has touched are counted, and are no fault.
+    Untouched pages are counted, and are no fault.
 
     Args:
         slot: the place.

@@ -159,7 +159,7 @@ class Interfaces:
 
     Attributes:
         directories: of the devices, or of those they are made of.
-        all_used: traffic goes through all of them; else through some, nobody knows which.
+        all_used: traffic goes through all of them; else through some; which is unknown.
         why: how they were found.
     """
 

@@ -100,7 +100,7 @@ Order: TypeAlias = Literal["pack", "spread"]
 Memory: TypeAlias = Literal["local", "bind", "interleave"]
 
 _Name: TypeAlias = tuple[int | None, ...]
-#: What tells units apart. A cache belongs to one node: where the kernel counts one cache to
+#: What distinguishes units. A cache belongs to one node: where the kernel counts one cache to
 #: several nodes (sub-NUMA clustering), each node has its part of it.
 _NAMES: Final[dict[MapBy, Callable[[Core], _Name]]] = {
     "core": lambda core: (core.package, core.node, core.l3, core.cpus[0]),

@@ -65,7 +65,7 @@ class Topology:
         """Read the machine below a root, as far as the calling thread may use it.
 
         Usable are the CPUs that are online and in the thread's mask, which its cpuset bounds.
-        What is missing or cannot be understood is unknown, and told in *remarks*; only without a
+        What is missing or cannot be understood is unknown, and noted in *remarks*; only without a
         list of CPUs there is no topology.
 
         Args:
@@ -191,7 +191,7 @@ class Core:
         cpus: their numbers.
         l3: the smallest number of all CPUs that share the level 3 cache, which names it.
         node: the NUMA node.
-        package: the socket. Each of these is None where the kernel does not tell.
+        package: the socket. Each of these is None where the kernel does not report it.
     """
 
     cpus: tuple[int, ...]

@@ -263,7 +263,7 @@ class Way(Enum):
 
     STRAIGHT = "as it is"
     MERGED = "a file block that this handle has in part: direct I/O writes whole ones"
-    SHARED = "a file block that several writers have bytes in: whoever seals writes it"
+    SHARED = "a file block that several writers have bytes in: the sealing process writes it"
 
 
 class Piece(NamedTuple):

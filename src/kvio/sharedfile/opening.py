@@ -207,8 +207,8 @@ def _choose_mode(
 
 def _block_bytes(dirfd: int) -> int:
     """Return the file system's block; 4096 where it reports a preferred size that is larger."""
-    told = os.fstatvfs(dirfd).f_bsize
-    return told if told & (told - 1) == 0 and 0 < told <= MAX_ALIGN else 4096
+    block = os.fstatvfs(dirfd).f_bsize
+    return block if block & (block - 1) == 0 and 0 < block <= MAX_ALIGN else 4096
 
 
 def _alignment(options: SharedFileOptions, fs: FileSystem, block: int, *, direct: bool) -> int:

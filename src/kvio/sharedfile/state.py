@@ -33,14 +33,14 @@ def limited(fd: int) -> bool:
     """Return whether a file is on a btrfs with a limited quota group.
 
     btrfs copies a page anew after every writeback and asks the quota for the room; where there is
-    none, the process that stores into the page is killed. That the kernel tells who is limited,
-    to whoever asks, is so since Linux 5.9.
+    none, the process that stores into the page is killed. Since Linux 5.9 the kernel reports limits
+    to every process.
     """
     try:
-        told = fcntl.ioctl(fd, _BTRFS_IOC_FS_INFO, bytes(_FS_INFO.size))
+        info = fcntl.ioctl(fd, _BTRFS_IOC_FS_INFO, bytes(_FS_INFO.size))
     except OSError:  # another file system
         return False
-    identity = str(uuid.UUID(bytes=_FS_INFO.unpack(told)[2]))
+    identity = str(uuid.UUID(bytes=_FS_INFO.unpack(info)[2]))
     found = False
     with suppress(OSError, ValueError):
         for flags in (_SYSFS / identity / "qgroups").glob("*/limit_flags"):

@@ -181,7 +181,7 @@ class _Runs:
     def _fitting(self, wanted: int) -> int | None:
         """Find a run of at least so many pages near the lowest; None: only the largest may be one.
 
-        Of the class that begins below *wanted* only the first is tried: a look is cheap.
+        Of the class that begins below *wanted* only the first is tried: the check is cheap.
         """
         size = wanted.bit_length()
         found = [

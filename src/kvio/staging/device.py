@@ -109,7 +109,7 @@ def _ends(span: Span) -> tuple[int, int]:
 
 #: How often to check whether abandoned calls still hang.
 _ASK_S: Final = 0.05
-#: How long whoever has no limit waits where nothing but the end of such calls can make room.
+#: How long a caller without a limit waits where nothing but the end of such calls can make room.
 _PATIENCE_S: Final = 10.0
 
 
@@ -166,7 +166,7 @@ class Ring:
 
         Raises:
             StorageTimeoutError: others kept it for *timeout* seconds; or, where there is no limit,
-                calls that were given up kept all of it for ten.
+                abandoned calls kept all of it for ten.
         """
         loan = self._take(nbytes, timeout)
         try:
@@ -233,19 +233,19 @@ class Ring:
             text = f"no room for {nbytes} bytes on their way out"
             if self._quarantined:
                 kept = sum(self._quarantined_bytes())
-                text += f": {kept} bytes are kept for calls that were given up and still hang"
+                text += f": {kept} bytes are kept for abandoned calls that still hang"
             raise StorageTimeoutError(text)
         if self._quarantined:
             rest = _ASK_S if rest is None else min(rest, _ASK_S)
         self._changed.wait(rest)
 
     def _quarantined_bytes(self) -> tuple[int, int]:
-        """Count what is kept for calls that were given up: in whole pages, and in other memory."""
+        """Count what is kept for abandoned calls: in whole pages, and in other memory."""
         pages = sum(whole_pages(span.nbytes) for loan in self._quarantined for span in loan.spans)
         return pages, sum(loan.spare_bytes for loan in self._quarantined)
 
     def _settle(self) -> None:
-        """Take back what nobody can look at any more."""
+        """Take back what is no longer viewed."""
         quarantined, self._quarantined = self._quarantined, []
         for loan in quarantined:
             if loan.is_quarantined:
@@ -328,7 +328,7 @@ class PinnedMemory(HostMemory):
         super().close()
 
     def __del__(self) -> None:
-        """Unpin what nobody closed: CUDA would take what comes to lie there for this."""
+        """Unpin what was never closed: CUDA would take what comes to lie there for this."""
         if hasattr(self, "_segments") and not sys.is_finalizing():
             self.close()
 
@@ -437,7 +437,7 @@ class DeviceMemory:
         self._ring.close()
 
     def _copy_out(self, whole: Sequence[Span], cut: Sequence[Span], out: Parts) -> None:
-        """Wait for the copies in, of which only their fences tell that they failed; then copy."""
+        """Wait for the copies in, whose failure only their fences report; then copy."""
         for fence in self._fences.over(whole):
             fence.wait()
             self._fences.drop(whole, fence)
@@ -455,7 +455,7 @@ class DeviceMemory:
         self._slabs[number] = self._device.allocate(self._segments.nbytes_of(number))
 
     def _free(self, number: int) -> None:
-        """Let a slab go when no copy into it is under way that nobody has waited for."""
+        """Let a slab go when no copy into it is under way that has not been waited for."""
         self._device.settle()
         self._slabs[number] = None
 

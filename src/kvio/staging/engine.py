@@ -86,7 +86,8 @@ class TierEngine(Protocol):
         """Accept no more, and store all that was accepted.
 
         Raises:
-            TierNotDrainedError: some failed, or were not stored in time; writes are accepted again.
+            TierNotDrainedError: some failed, or were not stored before the deadline; writes are
+                accepted again.
         """
 
     def end(self, deadline: float | None) -> None:

@@ -63,7 +63,7 @@ class Spool:
         """Write parts one after the other, from *at* on.
 
         Raises:
-            StorageError: the medium failed or is full.
+            StorageError: the disk failed or is full.
         """
         with self._errors("spill"):
             for part in parts:
@@ -77,12 +77,12 @@ class Spool:
     def view(self) -> Iterator[memoryview]:
         """Lend the bytes without reading them into memory of our own.
 
-        Nobody else can cut the file; a medium that cannot read back what it took ends the process
-        (SIGBUS), as with every mapped file.
+        No other process can truncate the file; a disk that cannot read back its bytes ends the
+        process (SIGBUS), as with every mapped file.
         """
         with self._errors("map what was spilled"):
             mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        yield memoryview(mapped)  # unmapped with its last view: a call given up may still look
+        yield memoryview(mapped)  # unmapped with its last view: an abandoned call may still read it
 
     def close(self) -> None:
         """Remove the file."""
@@ -150,7 +150,7 @@ class FileRoom:
         self.writes.look(key, deadline)
 
     def give(self, spans: Sequence[Span]) -> None:
-        """Take back room of a file whose bytes nobody wants."""
+        """Free the room of a file whose bytes are no longer wanted."""
         if self._ledger.tier_state.forked:
             return  # the room is the parent's
         with self._ledger.lock:
@@ -226,10 +226,10 @@ class FileRoom:
                 self._ledger.allocator.remove_open(entry.nbytes)
         self._ledger.unpin((entry,))
 
-    # Files that nobody closed
+    # Files that were never closed
 
     def start(self) -> None:
-        """See that `later` has a thread."""
+        """Start a thread for `later`, if there is none."""
         with self._starting:
             if self._thread is None:
                 name = "kvio-dropped-files"

@@ -20,7 +20,7 @@ from kvio.errors import (
 )
 from kvio.staging import receipts
 from kvio.staging.allocator import Allocator, Extents, Span, whole_pages
-from kvio.staging.pending import Entry, KeyQueue, Lanes, Progress, State, left
+from kvio.staging.pending import Entry, KeyQueue, KeyQueues, Progress, State, left
 from kvio.staging.receipts import Ending, OpenReceipt, Resolving, StagedReceipt, TierState
 from kvio.types import IfExists, Receipt
 
@@ -105,9 +105,9 @@ class Ledger:
     """The state of a tier.
 
     Attributes:
-        gate, lock: the lock, shared with the receipts.
+        tier_state, lock: the lock, shared with the receipts.
         work: drain threads wait here for blocks.
-        lanes, room, progress, counts: staged blocks by key, memory, progress and counters.
+        key_queues, allocator, progress, counts: staged blocks by key, memory, progress, counters.
         failed: entries that failed for good, by the number of their write.
         unreported: receipts of failures that no barrier has reported.
         filling: number of writes whose bytes are being copied.
@@ -128,7 +128,7 @@ class Ledger:
         self.lock = tier_state.lock
         self.work = threads.Condition(self.lock)
         self.allocator = Allocator(extents, self.lock)
-        self.key_queues = Lanes()
+        self.key_queues = KeyQueues()
         self.progress = Progress(self.lock)
         self.counts = Counts()
         self.failed: dict[int, Entry] = {}
@@ -285,7 +285,7 @@ class Ledger:
     def _not_stored_locked(self, entry: Entry, error: BaseException) -> None:
         """Note that a drain failed: try again, let a newer write absorb it, or keep it as failed.
 
-        A write that lost its race is over: there is nothing to drive again, and reads must see the
+        A write that lost its race is over: there is nothing to retry, and reads must see the
         other's block.
         """
         key_queue = self._free_locked(entry.key)

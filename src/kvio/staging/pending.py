@@ -61,7 +61,7 @@ EVERYTHING: Final = 1 << 62
 class Progress:
     """Sequence numbers, guarded by the tier's lock.
 
-    A write is *settled* once it is stored, failed for good or was given up; a failed write is no
+    A write is *settled* once it is stored, failed for good or was discarded; a failed write is no
     longer open for those who wait, but holds `durable_sequence` back.
 
     Attributes:
@@ -77,7 +77,7 @@ class Progress:
 
     @property
     def durable_sequence(self) -> int:
-        """The number up to which every write is stored, covered by one that is, or given up."""
+        """The number up to which every write is stored, covered by one that is, or discarded."""
         lowest = self._unstored.lowest()
         return self.sequence if lowest is None else lowest - 1
 
@@ -123,7 +123,7 @@ class Progress:
     def wait(self, goal: int, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until *ready*; looked at whenever all writes up to *goal* have ended, or on `wake`.
 
-        False if it was not in time.
+        False if the deadline passed before.
         """
         self._goals.append(goal)
         try:
@@ -253,7 +253,7 @@ class KeyQueue:
         return None
 
 
-class Lanes:
+class KeyQueues:
     """All keys with staged entries, and the queue of those that can be drained.
 
     Attributes:

@@ -219,7 +219,7 @@ class BackendMachine(BackendHooks, RuleBasedStateMachine):
     @precondition(lambda self: self.store.capabilities.shared)
     @rule()
     def reopen(self) -> None:
-        """Close the store and open its medium again."""
+        """Close the store and open its storage again."""
         self.store.close()
         self.store = self.open_now(self.tmp_path)
 

@@ -27,7 +27,7 @@ class BackendTests(
 ):
     """Everything a store over any backend must do.
 
-    Give `open`, and as many of the ``raw_`` hooks as the medium allows::
+    Define `open`, and as many of the ``raw_`` hooks as the storage allows::
 
         class TestMine(BackendTests):
             def open(self, tmp_path):

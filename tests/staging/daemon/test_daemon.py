@@ -305,7 +305,7 @@ def test_a_message_without_an_answer_fails_if_the_daemon_is_gone() -> None:
     theirs.close()
     line = Line(ours, "socket")
     with pytest.raises(kvio.StorageError, match="is gone"):
-        line.tell(say.Ask(1))
+        line.send(say.Ask(1))
     ours.close()
 
     assert not line.idle

@@ -63,7 +63,7 @@ def test_a_buffer_full_of_hung_calls_is_told_in_words(store: WrappedStore[Medium
                 receipts[-1].wait(timeout=LONG_S)
             if key != "m":
                 continue
-            assert f"{16 * PAGE} bytes are kept for calls that were given up" in str(late.value)
+            assert f"{16 * PAGE} bytes are kept for abandoned calls" in str(late.value)
         hung.let_go()
         until(lambda: store.stats().quarantined_threads == 0)
         for receipt in tier.retry_failed():

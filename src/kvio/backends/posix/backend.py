@@ -357,7 +357,9 @@ class PosixBackend(Backend):
         return self._engine.read(blocks, cancel)
 
     def stat_block(self, key: str, *, cancel: Cancellation | None = None) -> BlockStat:
-        answer = self._engine.run_one(lib.kvio_stat_batch, key)
+        answer = self._quick.stat(key) if cancel is None else None
+        if answer is None:
+            answer = self._engine.run_one(lib.kvio_stat_batch, key)
         crc = answer.crc if answer.flags & lib.KVIO_OP_HAS_CHECKSUM else None
         return BlockStat(key, answer.block_nbytes, crc, answer.file_nbytes, answer.mtime_ns)
 

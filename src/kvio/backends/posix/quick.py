@@ -17,7 +17,7 @@ from kvio._native.ops import Answer, FastReads, One, address
 from kvio._native.signals import raised, reraise
 from kvio.backends.posix import large, outcome
 from kvio.backends.posix.directories import split_key
-from kvio.backends.posix.engine import BOUNCING, IF_EXISTS, Engine
+from kvio.backends.posix.engine import BOUNCING, IF_EXISTS, LOOK, Engine
 from kvio.types import IfExists, Receipt
 
 _STALE: Final = -errno.ESTALE
@@ -30,16 +30,18 @@ class Quick:
         self._engine = engine
         self._root = engine.root
         self._writes = {
-            name: self._one(engine.make_call(engine.write_flags, name), reads=False)
+            name: self._one(engine.make_call(engine.write_flags, name), lib.KVIO_WRITE)
             for name in IF_EXISTS
         }
-        call = engine.make_call(engine.flags, verify=engine.options.verify)
-        self._read = self._one(call, reads=True)
+        self._read, self._stat = (
+            self._one(engine.make_call(engine.flags, verify=engine.options.verify), kind)
+            for kind in (lib.KVIO_READ, lib.KVIO_STAT)
+        )
         self._fixed = engine.fixed
         self._hashed = engine.leaf_table is not None
 
-    def _one(self, call: Any, *, reads: bool) -> One:
-        return One(call, self._engine.counters, self._engine.leaf_table, reads=reads)
+    def _one(self, call: Any, kind: int) -> One:
+        return One(call, self._engine.counters, self._engine.leaf_table, kind)
 
     def write(self, key: str, part: memoryview, if_exists: IfExists) -> Receipt | None:
         """Write a block; None: the engine must run the slow path.
@@ -88,13 +90,21 @@ class Quick:
         answer = _checked(found, key, len(part), engine.name)
         return None if answer is None else answer.done
 
-    def _run(self, one: One, key: str, part: memoryview, mode: int) -> Any:
+    def stat(self, key: str) -> Answer | None:
+        """Read the trailer of a block; None: the engine must run the slow path.
+
+        Raises:
+            KvioError: there is no block, or it is corrupt.
+        """
+        return _checked(self._run(self._stat, key, None, LOOK), key, 0, self._engine.name)
+
+    def _run(self, one: One, key: str, part: memoryview | None, mode: int) -> Any:
         """Return what `run_one` does, or None: the directory of the key is not open."""
         engine = self._engine
         directory, name = 0, key
         if not self._hashed:
             path, name = split_key(key)
-            kept = engine.directories.find(path, create=one is not self._read)
+            kept = engine.directories.find(path, create=one not in (self._read, self._stat))
             if kept == NULL:
                 return None
             directory = address(kept)

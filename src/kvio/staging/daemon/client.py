@@ -425,7 +425,7 @@ class DaemonDrains(Drains):
         """Report that a caller waits; ignored if the daemon is gone."""
         if not self._connections.welcome.eager:
             with suppress(StorageError, StoreClosedError):
-                self._connections.tell(say.Ask(sequence))
+                self._connections.send(say.Ask(sequence))
 
 
 class RemoteEngine:
@@ -626,7 +626,7 @@ def connect(store: Store, path: str, options: TierOptions) -> RemoteEngine:
         ConfigError: the daemon stores elsewhere, or with other options.
         AccessDeniedError: it is another user's.
         UnsupportedError: other processes do not see the store.
-        StorageError: nobody listens there.
+        StorageError: no process listens there.
     """
     if not store.capabilities.shared:
         raise UnsupportedError(f"a drain daemon does not see a {store.url.scheme} store")

@@ -46,7 +46,7 @@ class Line:
             StorageTimeoutError: no answer came, long after *timeout* seconds.
             StorageError: the daemon is gone.
         """
-        self.tell(question)
+        self.send(question)
         self.idle = False
         answer = self._receive(timeout)
         self.idle = not isinstance(answer, say.Grant | say.Pinned | say.Fenced)
@@ -54,7 +54,7 @@ class Line:
             raise error_of(answer)
         return answer
 
-    def tell(self, message: say.Message) -> None:
+    def send(self, message: say.Message) -> None:
         """Send what has no answer."""
         try:
             send(self.sock, message)
@@ -64,7 +64,7 @@ class Line:
 
     def release(self, ticket: int) -> None:
         """Release the memory or key of a ticket."""
-        self.tell(say.Release(ticket))
+        self.send(say.Release(ticket))
         self.idle = True
 
     def spans_of(self, head: say.Grant | say.Pinned, memory: HostMemory) -> list[Span]:
@@ -167,10 +167,10 @@ class ConnectionPool:
         with self.line() as line:
             return line.ask(question, timeout=timeout)
 
-    def tell(self, message: say.Message) -> None:
+    def send(self, message: say.Message) -> None:
         """Send what has no answer."""
         with self.line() as line:
-            line.tell(message)
+            line.send(message)
 
     def _take(self) -> Line:
         with self._lock:

@@ -104,7 +104,7 @@ class DaemonTierCore(LocalEngine):
     Attributes:
         memory: the staging memory; its descriptor goes to clients.
         eager: drains begin without being asked.
-        files: pins blocks for open files, so that nobody waits for the room they keep.
+        files: pins blocks for open files, so that no write waits for the room they keep.
     """
 
     memory: HostMemory

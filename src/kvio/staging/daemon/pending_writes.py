@@ -28,7 +28,7 @@ class PendingWrites:
     """The receipts of one client, by the numbers of their writes.
 
     Attributes:
-        gate: shared with the receipts; its lock guards all of this.
+        tier_state: shared with the receipts; its lock guards all of this.
         last: the highest number so far.
         lost: why no more events will come, or None.
         hearing: the thread that calls `hear` and `lose`.
@@ -254,9 +254,9 @@ class PendingWrites:
     def take_unreported(self) -> list[StagedReceipt]:
         """Return the failures that no barrier has reported, once."""
         with self.tier_state.lock:
-            told = list(self._unreported.values())
+            unreported: list[StagedReceipt] = list(self._unreported.values())
             self._unreported.clear()
-            return list(told)
+            return unreported
 
     def unstored_keys(self) -> list[str]:
         """Return the keys that the store lacks: those of open and failed writes."""

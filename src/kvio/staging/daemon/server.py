@@ -52,13 +52,13 @@ class Session:
     """One client; its events are sent by a separate thread, so that no drain waits for it.
 
     Attributes:
-        told: number of events, sent or queued.
+        events_sent: number of events, sent or queued.
     """
 
     def __init__(self, sock: socket.socket, peer: Peer) -> None:
         self.id = os.urandom(SESSION_BYTES)
         self.peer = peer
-        self.told = 0
+        self.events_sent = 0
         self._sock = sock
         self._events: deque[Message | None] = deque()
         self._more = threading.Condition()
@@ -125,7 +125,7 @@ class Session:
 
     def _put_locked(self, event: Message | None) -> None:
         self._events.append(event)
-        self.told += event is not None
+        self.events_sent += event is not None
         self._more.notify()
         if len(self._events) > MAX_EVENTS:
             self.cut()
@@ -470,7 +470,7 @@ class Connection:
         failed = self._session.failed(question.sequences)
         self._clients.retry_failed(failed.keys())
         driven = sorted(one.sequence for one, retried in failed.items() if one.retried != retried)
-        return [say.Sequences(self._session.told, tuple(driven))]
+        return [say.Sequences(self._session.events_sent, tuple(driven))]
 
     def _discard(self, question: say.Discard) -> Sequence[say.Message]:
         receipts = self._session.failed([question.sequence])
@@ -485,7 +485,9 @@ class Connection:
             staged = {one for entry in self._ledger.failed.values() for one in entry.receipts}
             over = [one for one, n in failed.items() if one.retried == n and one not in staged]
         self._session.forget(over)
-        return [say.Sequences(self._session.told, tuple(sorted(one.sequence for one in over)))]
+        return [
+            say.Sequences(self._session.events_sent, tuple(sorted(one.sequence for one in over)))
+        ]
 
     def _stats(self, _: say.Stats) -> Sequence[say.Message]:
         return [say.StatsAre(self._core.stats())]
@@ -517,8 +519,8 @@ class StageDaemon:
     """Takes writes of local processes into memory of its own, and stores them behind their backs.
 
     Listens at once, until `close`. A write that was accepted is the daemon's: what becomes of the
-    client does not matter to it. Only processes of our own user are served: the kernel tells who
-    connects, and root is not excepted. *tell* is called with a line about each client that was
+    client does not matter to it. Only processes of our own user are served: the kernel reports
+    who connects, and root is not excepted. *log* is called with a line about each client that was
     turned away or cut off, from any thread.
 
     Raises:
@@ -537,7 +539,7 @@ class StageDaemon:
         options: TierOptions,
         numa_node: int | None = None,
         populate: bool = False,
-        tell: Callable[[str], object] = str,
+        log: Callable[[str], object] = str,
     ) -> None:
         if not store.capabilities.shared:
             raise UnsupportedError(f"other processes do not see a {store.url.scheme} store")
@@ -551,7 +553,7 @@ class StageDaemon:
             raise
         self._uid = os.geteuid()
         self._populated = populate
-        self._tell = tell
+        self._log = log
         self._lock = threading.Lock()
         self._sessions: dict[bytes, Session] = {}
         self._pausing: set[Session] = set()
@@ -680,7 +682,7 @@ class StageDaemon:
             thread.start()
         except RuntimeError as exc:  # out of threads
             self._forget(sock, thread)
-            self._tell(f"a client was turned away: {exc}")
+            self._log(f"a client was turned away: {exc}")
 
     def _forget(self, sock: socket.socket, thread: threading.Thread) -> None:
         with self._lock:
@@ -694,11 +696,11 @@ class StageDaemon:
             if peer.uid == self._uid:
                 self._greet(sock, peer)
             else:
-                self._tell(f"uid {peer.uid} was turned away (process {peer.pid})")
+                self._log(f"uid {peer.uid} was turned away (process {peer.pid})")
                 text = f"the drain daemon does not serve uid {peer.uid}"
                 send(sock, failure_of(AccessDeniedError(text)))
         except ProtocolError as exc:
-            self._tell(f"a client was cut off: {exc}")
+            self._log(f"a client was cut off: {exc}")
         except OSError:
             pass  # it is gone
         finally:
@@ -716,7 +718,7 @@ class StageDaemon:
             send(sock, failure_of(exc))
             return
         if session is None:
-            self._tell_events(sock, peer)
+            self._send_events(sock, peer)
             return
         connection = Connection(self, self.core, sock, session)
         with self._lock:
@@ -739,7 +741,7 @@ class StageDaemon:
             raise ConfigError("the drain daemon knows no such client")
         return session
 
-    def _tell_events(self, sock: socket.socket, peer: Peer) -> None:
+    def _send_events(self, sock: socket.socket, peer: Peer) -> None:
         session = Session(sock, peer)
         session.start()  # before any call can wait for its events
         with self._lock:

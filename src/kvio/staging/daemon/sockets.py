@@ -89,9 +89,9 @@ class Listener:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             if os.path.lexists(self.path):
-                os.unlink(self.path)  # we have the lock: whoever made it is gone
+                os.unlink(self.path)  # we have the lock: its creator is gone
             sock.bind(self.path)
-            os.chmod(self.path, 0o600)  # nobody connects before listen()
+            os.chmod(self.path, 0o600)  # no client connects before listen()
             sock.listen(_BACKLOG)
         except OSError as exc:
             sock.close()
