@@ -65,7 +65,7 @@ def open_to_all(path: str) -> None:
 
 def test_a_stranger_is_refused_and_gets_no_memory(store: kvio.Store) -> None:
     """Even where the socket's permissions let it connect."""
-    lines: list[str] = []
+    logged: list[str] = []
     with (
         socket_path() as path,
         StageDaemon(
@@ -73,7 +73,7 @@ def test_a_stranger_is_refused_and_gets_no_memory(store: kvio.Store) -> None:
             path,
             capacity_bytes=1 << 20,
             options=TierOptions(drain_threads=1),
-            log=lines.append,
+            log=logged.append,
         ),
     ):
         open_to_all(path)
@@ -84,8 +84,8 @@ def test_a_stranger_is_refused_and_gets_no_memory(store: kvio.Store) -> None:
     assert lines[0].startswith("0 ")
     assert f"does not serve uid {STRANGER}" in lines[0]
     assert lines[1] == "0"
-    assert len(lines) == 1
-    assert str(STRANGER) in lines[0]
+    assert len(logged) == 1
+    assert str(STRANGER) in logged[0]
 
 
 def test_the_directory_keeps_a_stranger_out(store: kvio.Store) -> None:
