@@ -217,7 +217,7 @@ def test_a_status_says_what_an_error_means() -> None:
         assert status_of(other) == "failed"
 
 
-def test_a_cancellation_calls_whoever_asked_now_or_later() -> None:
+def test_a_cancellation_calls_the_one_who_asked_now_or_later() -> None:
     """Callbacks run once each, before or after the request they were given."""
     called: list[str] = []
     cancel = Cancellation()

@@ -81,7 +81,7 @@ def test_blocks_have_the_size_that_follows_from_the_configuration(name: str, mib
     assert "config.json" in shape.source
 
 
-def test_sliding_window_layers_can_be_told_from_the_others() -> None:
+def test_sliding_window_layers_can_be_reported_from_the_others() -> None:
     """Half of gpt-oss-120b's layers see 128 tokens; without them half the bytes remain."""
     shape = SHAPES["gpt-oss-120b"]
 
@@ -171,7 +171,7 @@ def test_plain_python_stores_the_joined_pieces_and_nothing_else(tmp_path: Path) 
 
 
 def test_a_contender_without_checksum_stores_none(tmp_path: Path) -> None:
-    """What the table calls "no checksum" has none on the medium."""
+    """What the table calls "no checksum" has none on the disk."""
     for checksum in (True, False):
         root = tmp_path / str(checksum)
         root.mkdir(mode=0o700)

@@ -84,8 +84,8 @@ def test_direct_io_is_measured_from_every_kind_of_memory(
     if status != 0 or not record["samples"]:
         pytest.skip("no direct I/O here")
     assert {OURS, CHECKED, UNALIGNED, HUGE, LOOP} <= took_part(real_disk, READ)
-    told = any(note.startswith("left out: fio: not installed") for note in record["notes"])
-    assert told == (shutil.which("fio") is None)
+    reported = any(note.startswith("left out: fio: not installed") for note in record["notes"])
+    assert reported == (shutil.which("fio") is None)
     assert (FIO in took_part(real_disk, WRITE)) == (shutil.which("fio") is not None)
 
 
@@ -143,8 +143,10 @@ def test_without_a_compiler_kvio_is_measured_alone(
         calls._library.cache_clear()
 
     assert took_part(tmp_path, WRITE) == {OURS, CHECKED}
-    told = [note for note in recorded(tmp_path)["notes"] if "no C compiler" in note]
-    assert [note.split(":")[1].strip() for note in told] == [LOOP, LOOKING] or len(told) == 2
+    reported = [note for note in recorded(tmp_path)["notes"] if "no C compiler" in note]
+    assert [note.split(":")[1].strip() for note in reported] == [LOOP, LOOKING] or len(
+        reported
+    ) == 2
 
 
 def test_a_queue_holds_no_more_than_it_may(tmp_path: Path) -> None:

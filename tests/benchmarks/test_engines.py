@@ -83,7 +83,7 @@ def test_what_was_offloaded_is_in_the_files_when_the_call_returns(
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: str(engine.name))
-def test_a_write_that_fails_is_told_and_no_block_is_found(
+def test_a_write_that_fails_is_reported_and_no_block_is_found(
     engine: Contender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`StorageError`, though LMCache itself tells nobody; the next block is stored."""

@@ -1,4 +1,4 @@
-"""Verdicts are calibrated: equal contenders are not told apart, different ones are."""
+"""Verdicts are calibrated: equal contenders are not distinguished, different ones are."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def simulate(
 
 @pytest.mark.parametrize("noise", [even, bursts])
 @pytest.mark.parametrize("rounds", [3, 6, 9, 15])
-def test_equal_contenders_are_seldom_told_apart(
+def test_equal_contenders_are_seldom_reported_apart(
     rounds: int, noise: Callable[[random.Random], float]
 ) -> None:
     """In at most 5 % of 1,000 comparisons, with the tolerance of the binomial distribution."""

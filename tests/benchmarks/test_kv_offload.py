@@ -273,7 +273,7 @@ def test_durable_plain_python_synchronises_the_file_before_its_name_and_then_the
 def test_a_run_records_lookup_load_and_offload_of_every_contender(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Loads are cold and compared, nothing is left on the medium, every guarantee is stated."""
+    """Loads are cold and compared, nothing is left on the disk, every guarantee is stated."""
     (root := tmp_path / "root").mkdir()
 
     assert _run(root, tmp_path) == 0
@@ -404,7 +404,7 @@ def test_a_peer_takes_part_or_is_left_out_by_its_package(tmp_path: Path) -> None
         ({"durability": "perhaps"}, "perhaps"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_written(
+def test_a_mistake_is_reported_before_anything_is_written(
     changes: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     """`ConfigError` with the name of what is wrong."""

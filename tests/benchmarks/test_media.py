@@ -135,7 +135,7 @@ def test_sizes_above_the_last_step_are_said_to_be_buffered() -> None:
     assert media.thresholds({"1": content}) == "direct below 1 MiB, buffered from 1 MiB"
 
 
-def test_levels_are_told_apart_only_where_they_differ() -> None:
+def test_levels_are_reported_apart_only_where_they_differ() -> None:
     """One text for all numbers of blocks at once, or one for each, in order of the number."""
     direct: Content = [{"below_nbytes": None, "mode": "direct"}]
     buffered: Content = [{"below_nbytes": None, "mode": "buffered"}]

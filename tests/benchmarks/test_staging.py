@@ -327,9 +327,11 @@ def test_a_rank_that_dies_is_a_named_line(
     assert run_small(tmp_path, tmp_path / "r", ranks=(3,), contenders=names) == 1
     record = recorded(tmp_path / "r")
     assert {s["contender"] for s in record["samples"]} == {MEMCPY, "posix-tmpfile", FILES[0]}
-    told = [note for note in record["notes"] if "died" in note]
-    assert "LOST: tier tmpfile, 3 ranks, 64 KiB, round 1: rank 2 died: killed by SIGKILL" in told
-    assert any(note.startswith("left out: tier tmpfile: rank 2 died") for note in told)
+    reported = [note for note in record["notes"] if "died" in note]
+    assert (
+        "LOST: tier tmpfile, 3 ranks, 64 KiB, round 1: rank 2 died: killed by SIGKILL" in reported
+    )
+    assert any(note.startswith("left out: tier tmpfile: rank 2 died") for note in reported)
     assert "rank 2 died" in capsys.readouterr().out
     assert set(children()) == before
     assert [path.name for path in tmp_path.iterdir()] == ["r"]

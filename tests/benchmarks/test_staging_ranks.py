@@ -186,12 +186,12 @@ def test_what_a_medium_refuses_is_a_line(tmp_path: Path) -> None:
 
     record = recorded(tmp_path)
     assert {s["contender"] for s in record["samples"]} == {MEMCPY, "tier tmpfile"}
-    for told in (
+    for reported in (
         "left out: tier tmpfile durable: ",
         "left out: posix-tmpfile durable: ",
         "NOT COMPARABLE: tmpfs is memory",
     ):
-        assert any(note.startswith(told) for note in record["notes"])
+        assert any(note.startswith(reported) for note in record["notes"])
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_mistake_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistake_on_the_command_line_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_a_mistake_on_the_command_line_is_reported_without_a_traceback(tmp_path: Path) -> None:
     """Exit status 2, and one line that names it."""
     for option, value in (("--ranks", "many"), ("--sizes", "5000"), ("--contenders", "tape")):
         done = run_command("--root", tmp_path, option, value)

@@ -132,7 +132,7 @@ def test_every_contender_takes_part_in_every_case(
 
 
 @needs_compiler
-def test_steps_are_told_apart_and_fit_into_the_whole(real_disk: Path, tmp_path: Path) -> None:
+def test_steps_are_reported_apart_and_fit_into_the_whole(real_disk: Path, tmp_path: Path) -> None:
     """Every file has its own times, of which no step is counted twice."""
     assert _run(real_disk, tmp_path, threads=(2,), contenders=(REFERENCE, "fwrite, tmpfile")) == 0
 
@@ -290,8 +290,10 @@ def test_without_a_compiler_kvio_is_measured_alone(
     measured = {sample["contender"] for sample in record["samples"]}
     assert "posix-tmpfile" in measured
     assert measured <= set(BACKENDS)
-    told = "$CXX is '/nonexistent'" if missing == "CXX" else "none of c++, g++, clang++ is in $PATH"
-    assert any(note.startswith("left out") and told in note for note in record["notes"])
+    reported = (
+        "$CXX is '/nonexistent'" if missing == "CXX" else "none of c++, g++, clang++ is in $PATH"
+    )
+    assert any(note.startswith("left out") and reported in note for note in record["notes"])
 
 
 @needs_compiler
@@ -376,8 +378,8 @@ def test_what_a_medium_refuses_is_left_out_and_the_rest_measured(tmp_path: Path)
     record = _recorded(tmp_path)
     assert "posix-tmpfile" in {s["contender"] for s in record["samples"]}
     assert {s["operation"] for s in record["samples"]} == {"no sync"}
-    for told in ("left out: posix-tmpfile, durable: ", "NOT COMPARABLE: tmpfs is memory"):
-        assert any(note.startswith(told) for note in record["notes"])
+    for reported in ("left out: posix-tmpfile, durable: ", "NOT COMPARABLE: tmpfs is memory"):
+        assert any(note.startswith(reported) for note in record["notes"])
 
 
 @pytest.mark.parametrize(

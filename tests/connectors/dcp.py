@@ -64,7 +64,7 @@ def memory_store() -> kvio.Store:
 
 
 def save(store: Any, state: Data, name: str = "run", **options: Any) -> None:
-    """Save a state with a writer of its own; in memory unless told otherwise."""
+    """Save a state with a writer of its own; in memory unless asked otherwise."""
     options.setdefault("level", "visible")
     dcp.save(state, storage_writer=KvioWriter(store, name, **options))
 
@@ -102,7 +102,7 @@ def cause_of(caught: pytest.ExceptionInfo[BaseException]) -> BaseException:
 
 
 class Watched:
-    """A store as a staging tier is one: no ``submit_…``, and a look at each write before it."""
+    """A store as a staging tier is one: no ``submit_…``, and a check at each write before it."""
 
     def __init__(self, store: Any, before_write: Callable[[str], None]) -> None:
         self._store = store

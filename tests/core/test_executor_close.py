@@ -81,22 +81,22 @@ def test_close_does_not_wait_for_what_is_given_up_meanwhile(gate: threading.Even
     assert ended == [False]
 
 
-def test_what_is_given_up_is_told_before_drain_ends(gate: threading.Event) -> None:
+def test_what_is_given_up_is_reported_before_drain_ends(gate: threading.Event) -> None:
     """`drain` and `close` wait for whoever tells it, and not for the call itself."""
     executor = Executor(threads=1, max_queued_bytes=1000)
-    stuck, telling, told = occupy(executor, gate), threading.Event(), threading.Event()
+    stuck, telling, reported = occupy(executor, gate), threading.Event(), threading.Event()
 
     def tell() -> None:
         assert executor.drain(timeout=LONG_S), "it waited for itself"
         telling.set()
-        assert told.wait(LONG_S)
+        assert reported.wait(LONG_S)
 
     teller = threading.Thread(target=lambda: executor.abandon(stuck, tell))
     teller.start()
     assert telling.wait(LONG_S)
     assert not executor.drain(timeout=0.0)
     assert not executor.close(timeout=0.0)
-    told.set()
+    reported.set()
     teller.join(LONG_S)
     assert executor.drain(timeout=LONG_S)
 

@@ -76,7 +76,7 @@ def test_a_child_uses_the_store_and_its_parent_goes_on(root: Path, backend: str)
     try:
         store = kvio.open_store(backend, root=None if backend == "memory" else root)
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium lacks it: {exc}")
+        pytest.skip(f"the temporary directory's file system lacks it: {exc}")
     with store:
         use(store, "parent")
 
@@ -181,7 +181,7 @@ def test_grandchildren_work_too(root: Path) -> None:
         assert store.count_leading(["a", "b", "c", "b2"]) == 4
 
 
-def test_a_child_of_a_closed_store_is_told_so(root: Path) -> None:
+def test_a_child_of_a_closed_store_is_reported_so(root: Path) -> None:
     """A store closed before the fork is closed in the child, and hurts no descriptor there."""
     store = kvio.open_store("posix-tmpfile", root=root)
     store.close()

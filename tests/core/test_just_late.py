@@ -12,7 +12,7 @@ import pytest
 
 import kvio
 from tests.posix.gate import backend_of, install, wait_until_ended
-from tests.staging.medium import open_medium, staged
+from tests.staging.controlled import open_controlled, staged
 
 LONG_S = 60.0
 
@@ -55,7 +55,7 @@ def test_what_ended_just_then_counts_as_ended(store: kvio.Store) -> None:
 @pytest.mark.usefixtures("just_late")
 def test_a_receipt_that_came_just_then_is_given() -> None:
     """As for a store's own calls."""
-    store = open_medium()
+    store = open_controlled()
     with staged(store) as tier:
         assert tier.write_block("k", b"data").wait(timeout=LONG_S).nbytes == 4
 

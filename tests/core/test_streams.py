@@ -89,7 +89,7 @@ def test_an_input_that_fails_leaves_nothing(store: kvio.Store, there: int, tmp_p
 
 
 def test_a_block_that_is_replaced_while_it_is_read_is_not_mixed(store: kvio.Store) -> None:
-    """Pieces of two blocks never pass for one: the reader is told to read again."""
+    """Pieces of two blocks never pass for one: the reader is asked to read again."""
     write(store, b"a" * LONG)
     pieces = store._read_stream("k", 0, None, checked_first=True)
     first = bytes(next(pieces))

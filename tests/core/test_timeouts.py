@@ -279,7 +279,7 @@ def test_close_gives_up_on_stuck_work(store: kvio.Store) -> None:
 
 
 def test_the_backend_is_not_closed_under_a_quarantined_call(store: kvio.Store) -> None:
-    """A call that was given up may still be inside: its descriptors must not be reused."""
+    """A call that was cancelled may still be inside: its descriptors must not be reused."""
     stick(store)
     with suppress(kvio.StorageTimeoutError):
         store.close(timeout=SOON_S)
@@ -340,7 +340,7 @@ def test_a_write_cancelled_before_its_name_appears_gets_none(real_disk: Path, pu
             "posix-tmpfile", root=root, durability="durable", layout="plain", options=options
         )
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium is not durable: {exc}")
+        pytest.skip(f"the temporary directory's file system is not durable: {exc}")
     keys = [f"k{i}" for i in range(64)]
     blocks = Blocks(keys, [[memoryview(b"data")]] * len(keys), [4] * len(keys))
     with store:

@@ -11,7 +11,7 @@ import pytest
 import kvio
 from kvio.types import Level
 from tests.posix import faultlab
-from tests.staging.medium import open_medium
+from tests.staging.controlled import open_controlled
 
 DATA = faultlab.pattern(1, 100_000)
 
@@ -107,7 +107,7 @@ def test_a_dropped_tier_says_what_could_not_be_stored(
     before: tuple[set[str], int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody else can: its keys are in the log, and its threads end."""
-    with open_medium() as store:
+    with open_controlled() as store:
         store.wrapper.fail("bad", kvio.StorageError("no"), times=100)
         tier = kvio.stage(store, "1MiB", retries=0)
         receipts = [tier.write_block(key, DATA) for key in ("good", "bad")]

@@ -52,7 +52,7 @@ def root(real_disk: Path) -> Path:
     try:
         kvio.open_store("posix-tmpfile", root=path, durability="durable", layout="plain").close()
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium is not durable: {exc}")
+        pytest.skip(f"the temporary directory's file system is not durable: {exc}")
     return path
 
 

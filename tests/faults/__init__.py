@@ -1,1 +1,1 @@
-"""The campaign: what a store survives, checked through its public interface and on the medium."""
+"""The campaign: what a store survives, checked through its public interface and on the disk."""

@@ -14,7 +14,7 @@ import pytest
 from tests.faults import reporting, totals
 
 
-def test_counts_of_tests_are_added_and_told_in_one_line() -> None:
+def test_counts_of_tests_are_added_and_reported_in_one_line() -> None:
     """Zero is told where it is a verdict; pairs are told as n of m; reasons are counted."""
     total = totals.summed(
         [
@@ -31,12 +31,12 @@ def test_counts_of_tests_are_added_and_told_in_one_line() -> None:
 
 def test_failures_come_first() -> None:
     """A test that failed has not counted what it found: the line must not look like a good one."""
-    told = totals.line({"receipts": 30, "lost": 0}, {}, failed=2)
+    reported = totals.line({"receipts": 30, "lost": 0}, {}, failed=2)
 
-    assert told == "FAILED 2; 30 receipts: lost 0; skipped 0"
+    assert reported == "FAILED 2; 30 receipts: lost 0; skipped 0"
 
 
-def test_what_is_less_than_all_is_told() -> None:
+def test_what_is_less_than_all_is_reported() -> None:
     """Everything skipped is no campaign."""
     assert "0 kills, not 1,000" in totals.below({})
     assert totals.below(totals.LEAST) == []
@@ -106,7 +106,7 @@ def test_a_run_of_pytest_ends_with_the_line(tmp_path: Path) -> None:
         check=False,
     )
 
-    told = json.loads(results.read_text())
+    reported = json.loads(results.read_text())
     assert "faults: FAILED 1; 7 cuts, 2 kills: lost 1; skipped 1: no such medium (1)" in run.stdout
-    assert told["totals"] == {"cuts": 7, "kills": 2, "lost": 1}
-    assert told["failed"] == 1
+    assert reported["totals"] == {"cuts": 7, "kills": 2, "lost": 1}
+    assert reported["failed"] == 1

@@ -83,9 +83,9 @@ def line(total: Mapping[str, int], skipped: Mapping[str, int], failed: int = 0) 
     ]
     reasons = "; ".join(f"{reason} ({count})" for reason, count in skipped.items())
     gone = f"skipped {sum(skipped.values())}" + (f": {reasons}" if reasons else "")
-    told = ", ".join(plain) + (f": {', '.join(verdicts)}" if verdicts else "")
+    reported = ", ".join(plain) + (f": {', '.join(verdicts)}" if verdicts else "")
     first = [f"FAILED {failed}"] if failed else []
-    return "; ".join([*first, told, *pairs, gone])
+    return "; ".join([*first, reported, *pairs, gone])
 
 
 def write(path: Path, total: Mapping[str, int], skipped: Mapping[str, int], **more: object) -> None:

@@ -47,7 +47,7 @@ def test_a_medium_is_tried_once_and_known_then(disk_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_medium_is_tried_anew_when_something_was_mounted(disk_path: Path, tmp_path: Path) -> None:
-    """Options may have changed: what was known before a mount is not believed after it."""
+    """Options may have changed: what was known before a mount is not trusted after it."""
     fd = os.open(disk_path, os.O_RDONLY)
     try:
         before = recall(fd, ".probe")

@@ -70,8 +70,8 @@ def _code(folder: Path) -> Iterator[Path]:
 def _libraries(programs: Iterable[Path]) -> set[str]:
     """Ask the loader which libraries programs need, with those that these need."""
     command = ["ldd", *map(str, programs)]
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return set(re.findall(r"^\t(?:.* => )?(/\S+) \(0x", told, re.MULTILINE))
+    reported = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return set(re.findall(r"^\t(?:.* => )?(/\S+) \(0x", reported, re.MULTILINE))
 
 
 def _archive(files: dict[str, Path], texts: dict[str, bytes]) -> Iterator[bytes]:

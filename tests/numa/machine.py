@@ -94,9 +94,9 @@ def boot(kernel: Path, work: Path) -> Guest:
     shown = console.read_text(errors="replace") if console.exists() else ""
     guest = Guest(console=shown + said)
     for line in results.read_text().splitlines() if results.exists() else ():
-        told = json.loads(line)
-        kept = guest.errors if "error" in told else guest.facts
-        kept[told["name"]] = told["error"] if "error" in told else told["seen"]
+        reported = json.loads(line)
+        kept = guest.errors if "error" in reported else guest.facts
+        kept[reported["name"]] = reported["error"] if "error" in reported else reported["seen"]
     return guest
 
 

@@ -81,7 +81,7 @@ def state() -> list[Any]:
     return [mask, sorted(policies)]
 
 
-def told(seen: Verification) -> dict[str, Any]:
+def reported(seen: Verification) -> dict[str, Any]:
     """Show what was verified."""
     return {"ok": seen.ok, "misplaced": seen.misplaced, "unknown": seen.unknown}
 
@@ -144,7 +144,7 @@ def _touched(slot: Slot, memory: Memory) -> dict[str, Any]:
             "asked": dict(Counter(map(str, numa.page_nodes(view)))),
             "mapped": mapped(view),
             "state": state(),
-            "verified": told(verify(slot, memory, buffers=[view])),
+            "verified": reported(verify(slot, memory, buffers=[view])),
         }
 
 
@@ -223,7 +223,7 @@ def misplaced_memory() -> dict[str, Any]:
             verify(Slot((2, 3), None), "interleave", threads=(), buffers=[view]),
             verify(Slot((0, 1), 0), "bind", threads=(), buffers=[view]),
         ]
-        return {"seen": [told(one) for one in seen], "pages": [dict(one.pages) for one in seen]}
+        return {"seen": [reported(one) for one in seen], "pages": [dict(one.pages) for one in seen]}
 
 
 def restored() -> dict[str, Any]:

@@ -87,7 +87,7 @@ def test_slots_are_spread_over_sockets(guest: Guest) -> None:
         ("local 1", ["3", ["local"]], {"1": PAGES}),
     ],
 )
-def test_a_threads_new_pages_are_where_it_was_told(
+def test_a_threads_new_pages_are_where_it_was_reported(
     guest: Guest, case: str, state: object, pages: dict[str, int]
 ) -> None:
     """Mask, policy and the node of every page, as move_pages and the list of mappings tell."""
@@ -111,7 +111,7 @@ def test_a_threads_interleaved_pages_are_on_both_nodes(guest: Guest) -> None:
     assert seen["verified"]["ok"]
 
 
-def test_memory_has_its_policy_whoever_touches_it(guest: Guest) -> None:
+def test_memory_has_its_policy_the_one_who_touches_it(guest: Guest) -> None:
     """Half of it was touched from each node, and all of it is on the node it was bound to."""
     seen = guest["placed_memory"]["bind"]
 
@@ -139,7 +139,7 @@ def test_the_page_cache_is_on_the_node_of_the_writer(guest: Guest) -> None:
 
 
 def test_pages_that_are_elsewhere_are_found(guest: Guest) -> None:
-    """Memory on the wrong node and memory that is not spread are told from memory in place."""
+    """Memory on the wrong node, or not spread, is distinguished from memory in place."""
     bound, spread, in_place = guest["misplaced_memory"]["seen"]
 
     assert bound["misplaced"] == [f"buffer 0: {PAGES} of {PAGES} pages are on node 0, not on 1"]

@@ -88,9 +88,9 @@ def test_a_thread_is_on_its_slot_inside_the_block_and_where_it_was_after(
             seen += [mask(), outcome.cpus]
         return [*seen, mask()]
 
-    before, inside, told, after = on_a_thread(work)
+    before, inside, reported, after = on_a_thread(work)
 
-    assert (inside, told) == ((cpus[1],), (cpus[1],))
+    assert (inside, reported) == ((cpus[1],), (cpus[1],))
     assert before == after
     assert len(before) > 1
 
@@ -182,10 +182,10 @@ def test_new_memory_follows_the_policy_inside_the_block_alone(
         return inside, outcome.policy, policies()
 
     before = policies()
-    inside, told, after = on_a_thread(work)
+    inside, reported, after = on_a_thread(work)
 
     assert {name.partition(":")[0] for name in inside} == {memory}
-    assert inside == {told}
+    assert inside == {reported}
     assert after == before
 
 

@@ -227,7 +227,7 @@ def test_an_old_mask_that_is_not_taken_back_is_an_error_and_the_policy_comes_bac
     kernel = FakeKernel(error=errno.EINVAL)
     before = kernel.policy
     with pytest.raises(OSError, match="Invalid argument"), applied(SLOT, "bind", kernel=kernel):
-        kernel.fails_at = kernel.calls + 4  # after the policy's two and a look at the mask
+        kernel.fails_at = kernel.calls + 4  # after the policy's two and a check at the mask
 
     assert kernel.policy == before
     assert kernel.cpus == set(SLOT.cpus)

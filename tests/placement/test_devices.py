@@ -240,7 +240,7 @@ def test_an_overlay_whose_upper_directory_is_out_of_sight_is_unknown(
         ("btrfs", "/dev/gone", "gone (node unknown)"),
     ],
 )
-def test_what_has_no_device_that_is_told_is_unknown(
+def test_what_has_no_device_that_is_reported_is_unknown(
     two: Path, kind: str, source: str, reason: str
 ) -> None:
     """With the reason."""
@@ -353,8 +353,8 @@ def test_a_path_on_this_machine_is_on_the_node_that_its_device_says(real_disk: P
     if list(device.glob("slaves/*")) or "virtual" in device.parts:
         pytest.skip(f"{device.name} is made of other devices")
     files = (place / "numa_node" for place in (device, *device.parents))
-    told = [int(file.read_text()) for file in files if file.exists()]
-    expected = next((node for node in told if node >= 0), None)
+    reported = [int(file.read_text()) for file in files if file.exists()]
+    expected = next((node for node in reported if node >= 0), None)
 
     assert Topology.from_system().node_of_path(real_disk) == expected
     assert Topology.from_system().node_of_path(os.path.relpath(real_disk)) == expected

@@ -87,7 +87,7 @@ def test_interleaved_memory_names_its_nodes(machines: Mapping[str, Path]) -> Non
     assert "memory: interleaved over nodes 0-1" in text.splitlines()
 
 
-def test_what_was_not_understood_is_told(tmp_path: Path) -> None:
+def test_what_was_not_understood_is_reported(tmp_path: Path) -> None:
     """With the file and what it says."""
     put(trees.build(tmp_path, Shape()), f"{NODE}/has_memory", "many")
     text = Placement().explain(Topology.from_system(tmp_path), 1)

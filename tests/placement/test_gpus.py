@@ -38,7 +38,7 @@ def locate(root: Path, index: int, **environment: str) -> Location:
 
 @pytest.mark.parametrize(("index", "node"), [(0, 1), (1, 0), (2, 1)])
 def test_by_bus_order_a_number_is_an_address(two: Path, index: int, node: int) -> None:
-    """Where CUDA is told to number so."""
+    """Where CUDA is asked to number so."""
     gpus(two, 1, 0, 1)
     topology = Topology.from_system(two, environment=BY_BUS)
 
@@ -155,7 +155,7 @@ class _Cuda:
         return self.properties
 
 
-def _told(*, running: bool, properties: SimpleNamespace, index: int = 0) -> str | None:
+def _reported(*, running: bool, properties: SimpleNamespace, index: int = 0) -> str | None:
     cuda = _Cuda(running=running, properties=properties)
     return address_by(SimpleNamespace(cuda=cuda), index)
 
@@ -164,7 +164,7 @@ def test_torch_is_asked_only_where_cuda_runs_already() -> None:
     """Starting it would cost memory on every GPU and forbid forks."""
     known = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1A, pci_device_id=0)
 
-    assert _told(running=True, properties=known) == "0000:1a:00.0"
-    assert _told(running=False, properties=known) is None
-    assert _told(running=True, properties=known, index=1) is None
-    assert _told(running=True, properties=SimpleNamespace(name="older torch")) is None
+    assert _reported(running=True, properties=known) == "0000:1a:00.0"
+    assert _reported(running=False, properties=known) is None
+    assert _reported(running=True, properties=known, index=1) is None
+    assert _reported(running=True, properties=SimpleNamespace(name="older torch")) is None

@@ -16,7 +16,7 @@ from kvio.core.executor import Executor
 from kvio.placement import Placement, Slot, Topology, thread_placer
 from tests.occupied import queue
 from tests.posix import faultlab
-from tests.staging.medium import draining_with_all
+from tests.staging.controlled import draining_with_all
 
 
 def need_two_cpus() -> None:

@@ -94,7 +94,7 @@ class TestUnits:
 
         assert slots == (Slot((0, 1), 0), Slot((4, 5), 2), Slot((0, 1), 0))
 
-    def test_where_nothing_is_told_all_cpus_are_one_unit(self, tmp_path: Path) -> None:
+    def test_where_nothing_is_reported_all_cpus_are_one_unit(self, tmp_path: Path) -> None:
         """Of an unknown package, node and cache; its node is unknown, not 0."""
         put(tmp_path, f"{trees.CPU}/online", "0-3\n")
         topology = Topology.from_system(tmp_path)
@@ -159,7 +159,7 @@ class TestMemory:
         assert nodes(wish.slots(topology, 1)) == [None]
         assert "being on nodes 0-3: map by numa, l3 or core" in wish.explain(topology, 1)
 
-    def test_where_distances_are_not_told_no_other_node_is_the_nearest(
+    def test_where_distances_are_not_reported_no_other_node_is_the_nearest(
         self, tmp_path: Path
     ) -> None:
         """Unless there is only one."""

@@ -88,7 +88,7 @@ def test_a_cache_that_two_nodes_share_is_two_groups_of_cores(tmp_path: Path) -> 
     ]
 
 
-def test_what_is_not_told_is_unknown(tmp_path: Path) -> None:
+def test_what_is_not_reported_is_unknown(tmp_path: Path) -> None:
     """A tree with nothing but CPUs: no package, cache or node, and never 0 in their place."""
     put(tmp_path, f"{CPU}/online", "0-1\n")
     put(tmp_path, "proc/self/status", "Cpus_allowed_list:\t0-7\n")
@@ -170,7 +170,9 @@ def test_lists_that_bound_the_cpus_must_be_lists(tmp_path: Path, path: str) -> N
         (f"{CPU}/cpu1/cache/index1/shared_cpu_list", "0-99999999\n"),
     ],
 )
-def test_other_nonsense_is_taken_as_unknown_and_told(tmp_path: Path, path: str, text: str) -> None:
+def test_other_nonsense_is_taken_as_unknown_and_reported(
+    tmp_path: Path, path: str, text: str
+) -> None:
     """The CPUs stay what they are."""
     build(tmp_path, Shape(sockets=2))
     put(tmp_path, path, text)

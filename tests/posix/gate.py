@@ -53,7 +53,7 @@ class GateBackend(MemoryBackend):
         """Write after the gate has opened, unless cancelled by then."""
         self._wait(key)
         if cancel is not None and cancel.requested:
-            raise kvio.StorageTimeoutError(f"gave up on {key}", key=key)
+            raise kvio.StorageTimeoutError(f"timed out on {key}", key=key)
         return super().write_block(key, parts, if_exists=if_exists, cancel=cancel)
 
     def read_block_into(

@@ -55,7 +55,7 @@ class Scenario:
         standing: what every key holds before; None: nothing.
         new: what a write leaves; None: the operation is not a write.
         act: does it, and says what every key must hold afterwards.
-        calibrated: hybrid is told to read direct at any size; the page cache is cold.
+        calibrated: hybrid is asked to read direct at any size; the page cache is cold.
         deletes: the operation is a deletion.
         sampled: a few errors are enough, the calls are made elsewhere too.
         fresh: the directories of the keys do not exist yet.
@@ -349,7 +349,7 @@ SCENARIOS = (
         new=LARGE,
         sampled=True,
     ),
-    Scenario("keep over a standing block", _write("keep", _HERE), standing=OLD),
+    Scenario("keep over an existing block", _write("keep", _HERE), standing=OLD),
     Scenario("keep over one more", _write("keep", _HERE), standing=OLD, expected=True),
     Scenario("keep over a shorter block", _write("keep", _HERE), standing=OLD[:999]),
     Scenario("write durable", _write("keep", _HERE), options=_DURABLE | _PLAIN),

@@ -309,7 +309,7 @@ def test_directories_that_come_and_go_under_many_threads(root: Path) -> None:
 
 
 def test_a_store_can_be_closed_while_others_use_it(root: Path) -> None:
-    """Calls under way end well, later ones are told; no descriptor stays, none is closed twice."""
+    """Calls under way end well, later ones are refused; no descriptor stays or is closed twice."""
     before = faultlab.open_descriptors()
     for _ in range(20):
         store = kvio.open_store("posix-tmpfile", root=root, io_threads=3)

@@ -31,7 +31,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     try:
         kvio.open_store(name, root=tmp_path, options={"shared_root": True}).close()
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium lacks it: {exc}")
+        pytest.skip(f"the temporary directory's file system lacks it: {exc}")
     return name
 
 
@@ -98,7 +98,7 @@ def lengths(whole: int) -> list[int]:
     return sorted(n for n in marks | near if 0 <= n < whole)
 
 
-def test_a_truncated_block_is_refused_and_mended(root: Path, backend: str) -> None:
+def test_a_truncated_block_is_refused_and_fixed(root: Path, backend: str) -> None:
     """Cut at any length, a file is no block; ``keep`` replaces it."""
     whole = stored(root, backend)
 
@@ -198,7 +198,7 @@ def test_zeros_are_no_block(root: Path, backend: str, zero: Callable[[bytes], by
         refuses(store, ranges=zero(whole)[-TRAILER_BYTES:] != whole[-TRAILER_BYTES:])
 
 
-def test_foreign_files_are_refused_and_mended(root: Path, backend: str) -> None:
+def test_foreign_files_are_refused_and_fixed(root: Path, backend: str) -> None:
     """A file that kvio never wrote is no block, whatever is in it."""
     foreign = (
         b"a text file\n" * 100,

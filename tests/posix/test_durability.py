@@ -54,7 +54,7 @@ def durable(root: Path, **options: OptionValue) -> kvio.Store:
             "posix-tmpfile", root=root, durability="durable", layout="plain", options=options
         )
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium is not durable: {exc}")
+        pytest.skip(f"the temporary directory's file system is not durable: {exc}")
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_kept_block_is_made_durable(root: Path, backend: str, nbytes: int) -> 
             store.write_block("k", payload)
         store = kvio.open_store(backend, root=root, durability="durable", options=options)
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium lacks it: {exc}")
+        pytest.skip(f"the temporary directory's file system lacks it: {exc}")
     with store, counting() as fault:
         receipt = store.write_block("k", payload)
 
@@ -186,7 +186,7 @@ def test_a_kept_block_is_made_durable(root: Path, backend: str, nbytes: int) -> 
 
 @pytest.mark.parametrize(("site", "nth"), [("fdatasync", 1), ("read", 2), ("read", 3)])
 def test_a_kept_block_in_doubt_is_written_anew(root: Path, site: str, nth: int) -> None:
-    """If the standing block cannot be synced or read through, the caller's bytes replace it.
+    """If the existing block cannot be synced or read through, the caller's bytes replace it.
 
     Asking once more proves nothing: a second fdatasync after a failed one says OK.
     """
@@ -203,7 +203,7 @@ def test_a_kept_block_in_doubt_is_written_anew(root: Path, site: str, nth: int) 
 
 
 def test_a_kept_block_with_rotten_bytes_is_written_anew(root: Path) -> None:
-    """A durable ``keep`` reads the standing block through: flipped bytes are replaced."""
+    """A durable ``keep`` reads the existing block through: flipped bytes are replaced."""
     with durable_block_store(root) as store:
         store.write_block("k", PAYLOAD)
         path = faultlab.file_of(root, "k")
@@ -221,7 +221,7 @@ def durable_block_store(root: Path) -> kvio.Store:
     try:
         return kvio.open_store("posix-tmpfile", root=root, durability="durable")
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium is not durable: {exc}")
+        pytest.skip(f"the temporary directory's file system is not durable: {exc}")
 
 
 # What fails
@@ -413,6 +413,6 @@ def test_every_directory_of_a_fan_out_is_synced(
     try:
         kvio.open_store("posix-tmpfile", root=root, durability="durable").close()
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium is not durable: {exc}")
+        pytest.skip(f"the temporary directory's file system is not durable: {exc}")
 
     assert synced >= {str(root), *(f"{root}/{number:x}" for number in range(16))}

@@ -66,7 +66,7 @@ def undisturbed(scenario: Scenario, root: Path) -> dict[str, int]:
     try:
         store = scenario.open(root)
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium lacks it: {exc}")
+        pytest.skip(f"the temporary directory's file system lacks it: {exc}")
     with store, faults.inject("read", nth=1 << 30) as fault:
         scenario.run(store)
         return {name: fault.seen[number] for name, number in faults.sites().items()}

@@ -142,12 +142,12 @@ def test_errors_of_a_store_name_its_backend(real_disk: Path, name: str) -> None:
 def test_a_store_says_whether_it_keeps_checksums(
     tmp_path: Path, options: dict[str, OptionValue], checksum: object
 ) -> None:
-    """It keeps them in trailers, unless it is told not to, and has none in plain files."""
+    """It keeps them in trailers, unless it is asked not to, and has none in plain files."""
     with kvio.open_store("posix-tmpfile", root=tmp_path, options=options) as store:
         assert store.capabilities.checksum is checksum
 
 
-def test_a_block_that_is_too_large_is_told_with_both_sizes(tmp_path: Path) -> None:
+def test_a_block_that_is_too_large_is_reported_with_both_sizes(tmp_path: Path) -> None:
     """In a batch as alone."""
     with kvio.open_store("posix-tmpfile", root=tmp_path) as store:
         store.write_block("k", bytes(777))

@@ -33,7 +33,7 @@ def open_or_skip(backend: str, root: Path, **options: OptionValue) -> kvio.Store
     try:
         store = kvio.open_store(backend, root=root, options=options)
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium lacks it: {exc}")
+        pytest.skip(f"the temporary directory's file system lacks it: {exc}")
     if not store.capabilities.direct_io:
         store.close()
         pytest.skip("needs direct I/O that bypasses the page cache")
@@ -98,7 +98,7 @@ def test_direct_writes_leave_nothing_in_the_page_cache(
 
 
 def test_buffered_writes_fill_the_page_cache(root: Path) -> None:
-    """posix-tmpfile is told from posix-direct by what is cached afterwards."""
+    """posix-tmpfile is distinguished from posix-direct by what is cached afterwards."""
     with kvio.open_store("posix-tmpfile", root=root) as store:
         assert store.write_block("k", SMALL).mode == "buffered"
         assert cached(root, "k") == 1.0
@@ -176,7 +176,7 @@ def test_a_new_block_of_a_known_name_counts_as_new(root: Path) -> None:
             assert cached(root, "k") == 0.0
 
 
-def test_blocks_of_one_time_are_told_apart(root: Path) -> None:
+def test_blocks_of_one_time_are_reported_apart(root: Path) -> None:
     """Blocks whose files were written at the same moment, as by a restored backup, are not one."""
     with open_or_skip("hybrid", root) as store:
         for key in ("a", "b"):

@@ -215,7 +215,7 @@ def test_padding_holds_nothing_of_the_heap(
     try:
         store = kvio.open_store(backend, root=root, layout=layout, options=options)
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium lacks it: {exc}")
+        pytest.skip(f"the temporary directory's file system lacks it: {exc}")
     with store:
         for memory in (faultlab.aligned(payload), faultlab.unaligned(payload)):
             poison(store)

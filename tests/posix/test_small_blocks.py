@@ -136,8 +136,8 @@ def test_bytes_after_the_trailer_are_noticed(store: kvio.Store, tmp_path: Path, 
         store.read_block_into("key", bytearray(len(SMALL) + 500))
 
 
-def test_a_failed_write_is_told_although_the_key_cannot_be_looked_at(tmp_path: Path) -> None:
-    """The error names the call that failed first, not the one of the look for a standing block."""
+def test_a_failed_write_is_reported_although_the_key_cannot_be_looked_at(tmp_path: Path) -> None:
+    """The error names the call that failed first, not the one of the look for an existing block."""
 
     def work() -> None:
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

@@ -86,9 +86,9 @@ def require(condition: bool, otherwise: str) -> None:  # noqa: FBT001  # an asse
 
 
 def syncs_owed(
-    scenario: Scenario, needed: Mapping[str, int], told: Mapping[str, object]
+    scenario: Scenario, needed: Mapping[str, int], reported: Mapping[str, object]
 ) -> dict[str, int]:
-    """Return how many calls of each of `SYNCS` must have succeeded for what is told to be stored.
+    """Return how many calls of each of `SYNCS` must have succeeded for what is asked to be stored.
 
     *needed*: calls without a fault. *told*: by key, None or the error; a key that failed owes
     no sync of its file, nor of a directory that holds no other; deletions sync one each.
@@ -101,12 +101,12 @@ def syncs_owed(
             else str(faultlab.file_of(Path(), key, layout=scenario.layout).parent)
         )
 
-    good = [key for key, error in told.items() if not isinstance(error, Exception)]
+    good = [key for key, error in reported.items() if not isinstance(error, Exception)]
     if not good:
         return dict.fromkeys(SYNCS, 0)
-    homes = len({home(key) for key in told}) - len({home(key) for key in good})
+    homes = len({home(key) for key in reported}) - len({home(key) for key in good})
     return {
-        "fdatasync": needed["fdatasync"] - (len(told) - len(good)),
+        "fdatasync": needed["fdatasync"] - (len(reported) - len(good)),
         "fsync_dir": needed["fsync_dir"] - homes,
     }
 
@@ -219,7 +219,7 @@ class Bench:
         for site in SYNCS:
             hits = min(fault.times, max(0, made[site] - fault.nth + 1))
             good = made[site] - (hits if site == fault.site else 0)
-            lacks = f"success is told, but of {owed[site]} calls of {site} {good} succeeded"
+            lacks = f"success is reported, but of {owed[site]} calls of {site} {good} succeeded"
             require(good >= owed[site], lacks)
 
     def check_contents(self, outcome: Outcome) -> None:
@@ -230,7 +230,7 @@ class Bench:
                 allowed = stored in self.scenario.allowed_after_failure()
                 require(allowed, f"after {promised!r} the key holds {_words(stored)}")
             else:
-                require(stored == promised, f"success is told, but it holds {_words(stored)}")
+                require(stored == promised, f"success is reported, but it holds {_words(stored)}")
             require(self.load(key) == stored, "the store reads something else than what is there")
 
     def descriptors(self) -> int:
@@ -290,7 +290,7 @@ def bench_for(scenario: Scenario, root: Path) -> Bench:
     try:
         return Bench(scenario, root)
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium lacks it: {exc}")
+        pytest.skip(f"the temporary directory's file system lacks it: {exc}")
 
 
 @pytest.mark.slow

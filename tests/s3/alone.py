@@ -52,48 +52,48 @@ def outcomes(library: str, options: Mapping[str, Any], *words: str) -> Mapping[s
 
 def uploads(library: str, *words: str) -> Mapping[str, Any]:
     """Return the outcomes of uploads of which one step fails, and what they left."""
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     with FaultyServer() as server, open_faulty(library, server) as store:
         for word in words:
             try:
                 store.write_block(f"{word}/block", LARGE, if_exists="replace")
-                told[word] = "good"
+                reported[word] = "good"
             except kvio.KvioError as error:
-                told[word] = described(error)
+                reported[word] = described(error)
         left = [word for word in words if look(server, f"{word}/block") is not None]
-        return {"outcomes": told, "left": left, "unfinished": server.uploads(BUCKET)}
+        return {"outcomes": reported, "left": left, "unfinished": server.uploads(BUCKET)}
 
 
 def healing(library: str, *words: str) -> Mapping[str, Any]:
     """Return which verbs succeeded after each failure had passed, and how often kvio retried."""
-    told: dict[str, dict[str, tuple[str, int]]] = {}
+    reported: dict[str, dict[str, tuple[str, int]]] = {}
     broken = []
     with HealingServer(library) as server, open_faulty(library, server, {"retries": 2}) as store:
         for word in words:
             # A batch of deletes has no key by which it could heal.
             verbs = ["write in parts"] if word in STEPS else ["write", *READING, "list"]
             prepare(server, word)
-            told[word] = {}
+            reported[word] = {}
             for verb in verbs:
                 before = retries_made(store)
                 outcome = attempt(store, word, verb)
-                told[word][verb] = outcome, retries_made(store) - before
+                reported[word][verb] = outcome, retries_made(store) - before
                 data = LARGE if word in STEPS or verb == "read in parallel" else SMALL
                 if look(server, key_of(word, verb)) != stored(key_of(word, verb), data):
                     broken.append((word, verb))
-        return {"outcomes": told, "broken": broken, "unfinished": server.uploads(BUCKET)}
+        return {"outcomes": reported, "broken": broken, "unfinished": server.uploads(BUCKET)}
 
 
 def main(library: str, what: str, *words: str) -> None:
     """Print what was found out."""
     match what:
         case "brisk" | "patient":
-            told = outcomes(library, BRISK if what == "brisk" else PATIENT, *words)
+            reported = outcomes(library, BRISK if what == "brisk" else PATIENT, *words)
         case "uploads":
-            told = uploads(library, *words)
+            reported = uploads(library, *words)
         case _:
-            told = healing(library, *words)
-    print(json.dumps(told))
+            reported = healing(library, *words)
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

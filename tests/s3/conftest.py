@@ -50,7 +50,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Let calls that were given up return before Python ends.
+    """Let cancelled calls return before Python ends.
 
     A native thread that comes back while the interpreter is torn down ends the process (CPython
     before 3.14), whatever the tests said.

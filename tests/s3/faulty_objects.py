@@ -218,18 +218,18 @@ def _complete(bucket: Bucket, request: Request, *, lose_one: bool) -> Response:
 
 
 def _delete_many(bucket: Bucket, request: Request) -> Response:
-    told = []
+    reported = []
     for element in ET.fromstring(request.body).iterfind("{*}Object"):
         key = element.findtext("{*}Key", "")
         fault = fault_of(replace(request, operation="DeleteObject", key=key))
         if fault in REFUSALS:
             code = REFUSALS[fault][1]
             said = f"<Code>{code}</Code><Message>said to be {code}</Message>"
-            told.append(f"<Error><Key>{escape(key)}</Key>{said}</Error>")
+            reported.append(f"<Error><Key>{escape(key)}</Key>{said}</Error>")
         else:
             bucket.objects.pop(key, None)
-            told.append(f"<Deleted><Key>{escape(key)}</Key></Deleted>")
-    return _xml("DeleteResult", "".join(told))
+            reported.append(f"<Deleted><Key>{escape(key)}</Key></Deleted>")
+    return _xml("DeleteResult", "".join(reported))
 
 
 def _list(bucket: Bucket, request: Request) -> Response:
@@ -249,40 +249,42 @@ def _list(bucket: Bucket, request: Request) -> Response:
             entries[group or key] = None if group else bucket.objects[key]
     page = list(entries.items())[:limit]
     code = quote if query.get("encoding-type") == "url" else escape
-    told = [f"<Name>{request.bucket}</Name><Prefix>{code(prefix)}</Prefix>"]
-    told += [f"<MaxKeys>{limit}</MaxKeys><KeyCount>{len(page)}</KeyCount>"]
-    told += ["<EncodingType>url</EncodingType>"] if code is quote else []
+    reported = [f"<Name>{request.bucket}</Name><Prefix>{code(prefix)}</Prefix>"]
+    reported += [f"<MaxKeys>{limit}</MaxKeys><KeyCount>{len(page)}</KeyCount>"]
+    reported += ["<EncodingType>url</EncodingType>"] if code is quote else []
     if len(entries) > len(page) > 0:
         tag = "NextContinuationToken" if second else "NextMarker"
-        told += [f"<IsTruncated>true</IsTruncated><{tag}>{code(page[-1][0])}</{tag}>"]
+        reported += [f"<IsTruncated>true</IsTruncated><{tag}>{code(page[-1][0])}</{tag}>"]
     else:
-        told += ["<IsTruncated>false</IsTruncated>"]
+        reported += ["<IsTruncated>false</IsTruncated>"]
     for name, entry in page:
         if entry is None:
-            told += [f"<CommonPrefixes><Prefix>{code(name)}</Prefix></CommonPrefixes>"]
+            reported += [f"<CommonPrefixes><Prefix>{code(name)}</Prefix></CommonPrefixes>"]
         else:
-            told += [f"<Contents><Key>{code(name)}</Key>{_facts(entry)}</Contents>"]
-    return _xml("ListBucketResult", "".join(told))
+            reported += [f"<Contents><Key>{code(name)}</Key>{_facts(entry)}</Contents>"]
+    return _xml("ListBucketResult", "".join(reported))
 
 
 def _list_uploads(bucket: Bucket, request: Request) -> Response:
     if request.operation == "ListMultipartUploads":
         prefix = request.query.get("prefix", "")
-        told = [
+        reported = [
             f"<Upload><Key>{escape(key)}</Key><UploadId>{upload}</UploadId></Upload>"
             for upload, (key, _) in bucket.uploads.items()
             if key.startswith(prefix)
         ]
-        body = f"<Bucket>{request.bucket}</Bucket><IsTruncated>false</IsTruncated>{''.join(told)}"
+        body = (
+            f"<Bucket>{request.bucket}</Bucket><IsTruncated>false</IsTruncated>{''.join(reported)}"
+        )
         return _xml("ListMultipartUploadsResult", body)
     found = bucket.uploads.get(request.query["uploadId"])
     if found is None:
         return failure(request, 404, "NoSuchUpload")
-    told = [
+    reported = [
         f"<Part><PartNumber>{number}</PartNumber>{_facts(part)}</Part>"
         for number, part in sorted(found[1].items())
     ]
-    body = f"<IsTruncated>false</IsTruncated>{''.join(told)}"
+    body = f"<IsTruncated>false</IsTruncated>{''.join(reported)}"
     return _xml("ListPartsResult", _names(request) + body)
 
 

@@ -154,8 +154,8 @@ def main(library: str, layout: Literal["block", "plain"]) -> None:
         FaultyServer() as server,
         open_s3(library, server.endpoint, BUCKET, prefix="p", layout=layout, options=options) as s,
     ):
-        told = {name: replaced_once(server, s, nbytes) for name, nbytes in SIZES.items()}
-        print(json.dumps({"once": told, "each time": replaced_each_time(server, s)}))
+        reported = {name: replaced_once(server, s, nbytes) for name, nbytes in SIZES.items()}
+        print(json.dumps({"once": reported, "each time": replaced_each_time(server, s)}))
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ def expected(library: str, word: str, verbs: Mapping[str, object] = VERBS) -> di
     """Return the expected outcome of each verb."""
     found = {verb: TELLS_LESS.get((library, word, verb), TABLE[word][verb]) for verb in verbs}
     # To delete what is not there is no failure, and gives False.
-    told = {verb: error_of(kind) for verb, kind in found.items()}
-    return told | ({"delete": "bad"} if word == "no-bucket" else {})
+    reported = {verb: error_of(kind) for verb, kind in found.items()}
+    return reported | ({"delete": "bad"} if word == "no-bucket" else {})
 
 
 def test_every_error_kind_has_one_error() -> None:
@@ -141,10 +141,10 @@ def test_a_fault_is_the_same_error_by_any_library(
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_hanging_requests_time_out(library: str, word: str, faulty: FaultyServer) -> None:
     """The timeouts end every verb, and nothing is retried."""
-    told = expected(library, word)
+    reported = expected(library, word)
     if word == "slowdrip":
-        del told["list"]
-    hanging = [verb for verb, outcome in told.items() if outcome != "good"]
+        del reported["list"]
+    hanging = [verb for verb, outcome in reported.items() if outcome != "good"]
     prepare(faulty, word)
     store = open_faulty(library, faulty, BRISK)
 
@@ -155,8 +155,8 @@ def test_hanging_requests_time_out(library: str, word: str, faulty: FaultyServer
     faulty.release()
     store.close()
     with open_faulty(library, faulty) as patient:
-        found |= attempt_all(patient, word, told.keys() - found.keys())
-    assert found == told
+        found |= attempt_all(patient, word, reported.keys() - found.keys())
+    assert found == reported
 
 
 @pytest.mark.parametrize("word", PASSING_WORDS)

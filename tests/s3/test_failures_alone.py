@@ -47,32 +47,32 @@ def found_out(what: str, *words: str) -> Any:
 @pytest.mark.parametrize("pace", PACES)
 def test_a_fault_is_the_same_error_in_a_separate_process(pace: str) -> None:
     """Each verb has the outcome in the table, and nothing is retried."""
-    told = found_out(pace, *PACES[pace])
+    reported = found_out(pace, *PACES[pace])
 
-    verbs = {word: told["outcomes"][word] for word in PACES[pace]}
+    verbs = {word: reported["outcomes"][word] for word in PACES[pace]}
     assert verbs == {word: expected(LIBRARY, word, verbs[word]) for word in verbs}
-    assert told["retries"] == 0
-    assert told["again"] == []
+    assert reported["retries"] == 0
+    assert reported["again"] == []
 
 
 def test_a_failed_upload_leaves_nothing_in_a_separate_process() -> None:
     """Whichever step fails, there is no receipt and no object, and the upload is aborted."""
-    told = found_out("uploads", *STEPS)
+    reported = found_out("uploads", *STEPS)
 
-    assert told["outcomes"] == {word: error_of(STEPS[word]) for word in STEPS}
-    assert told["left"] == []
-    assert told["unfinished"] == []
+    assert reported["outcomes"] == {word: error_of(STEPS[word]) for word in STEPS}
+    assert reported["left"] == []
+    assert reported["unfinished"] == []
 
 
 def test_a_retry_recovers_in_a_separate_process() -> None:
     """Kvio retries a transient error, counts the retry, and returns the whole block."""
-    told = found_out("healing", *HEALING)
+    reported = found_out("healing", *HEALING)
 
     outcomes = {
-        (word, verb): how for word in HEALING for verb, how in told["outcomes"][word].items()
+        (word, verb): how for word in HEALING for verb, how in reported["outcomes"][word].items()
     }
     assert {case for case, (outcome, _) in outcomes.items() if outcome != "good"} == set()
-    assert told["broken"] == []
-    assert told["unfinished"] == []
+    assert reported["broken"] == []
+    assert reported["unfinished"] == []
     unharmed = {("resetmid", "write"), ("trunc", "write")}
     assert {case for case, (_, retries) in outcomes.items() if not retries} == unharmed

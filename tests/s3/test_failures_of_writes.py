@@ -59,10 +59,10 @@ def test_a_failed_upload_leaves_nothing(
     ):
         store.write_block(key, LARGE, if_exists="replace")
 
-    told = {STEPS[word]}
+    reported = {STEPS[word]}
     if word.startswith("part-"):
-        told.add(ENDS_UNTOLD.get(library, STEPS[word]))
-    assert described(caught.value) in map(error_of, told)
+        reported.add(ENDS_UNTOLD.get(library, STEPS[word]))
+    assert described(caught.value) in map(error_of, reported)
     assert look(faulty, key) is None
     assert unfinished(faulty, library) == []
     assert retries_made(store) == 0

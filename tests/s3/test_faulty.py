@@ -375,5 +375,5 @@ def test_chunked_bodies_are_decoded(faulty: FaultyServer, outer: str) -> None:
 
     assert stored.status == 200
     assert faulty.get("b", "k") == b"123456789"
-    told = ask(faulty, "GET", "/b/k", headers={"x-amz-checksum-mode": "ENABLED"})
-    assert told.headers["x-amz-checksum-crc32"] == crc32
+    reported = ask(faulty, "GET", "/b/k", headers={"x-amz-checksum-mode": "ENABLED"})
+    assert reported.headers["x-amz-checksum-crc32"] == crc32

@@ -29,10 +29,10 @@ def test_a_read_of_a_replaced_block_returns_one_version(library: str, layout: st
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    told = json.loads(ended.stdout)
+    reported = json.loads(ended.stdout)
 
-    for size in told["once"].values():
+    for size in reported["once"].values():
         assert not size["wrong"]
         assert size["replaced"] >= len(CALLS) * len(CHANGES)
-    assert set(told["each time"]) <= PASSING
-    assert told["each time"]["TransientStorageError"]
+    assert set(reported["each time"]) <= PASSING
+    assert reported["each time"]["TransientStorageError"]

@@ -202,7 +202,7 @@ def test_parts_make_one_object(client: rawcalls.Client, bucket: str) -> None:
 
 
 def test_a_list_of_parts_that_does_not_fit_is_refused(client: rawcalls.Client, bucket: str) -> None:
-    """Parts out of order, missing, of another tag, none and too small are told apart."""
+    """Parts out of order, missing, of another tag, none and too small are distinguished."""
     upload = start(client, bucket)
     one = send(client, bucket, upload, 1, b"small")
     two = send(client, bucket, upload, 2, b"small too")

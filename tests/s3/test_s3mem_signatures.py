@@ -59,7 +59,7 @@ def test_a_request_without_a_signature_is_refused(client: rawcalls.Client, bucke
     assert code_of(answer) == "403 AccessDenied"
 
 
-def test_a_wrong_secret_and_a_wrong_name_are_told_apart(url: str) -> None:
+def test_a_wrong_secret_and_a_wrong_name_are_reported_apart(url: str) -> None:
     """A wrong secret is SignatureDoesNotMatch, an unknown access key InvalidAccessKeyId."""
     for wrong, code in (
         (client_of(url, secret="guess"), "403 SignatureDoesNotMatch"),
@@ -243,7 +243,7 @@ def trailed(parts: list[bytes], crc: bytes) -> bytes:
 def test_an_unsigned_chunked_body_is_decoded_and_verified(
     client: rawcalls.Client, bucket: str, framed: str
 ) -> None:
-    """aws-chunked is taken off, within HTTP's own chunks too, and the trailer is believed."""
+    """aws-chunked is taken off, within HTTP's own chunks too, and the trailer is trusted."""
     parts = [b"a" * 70_000, b"b" * 3, b"c"]
     whole = b"".join(parts)
     right = zlib.crc32(whole).to_bytes(4, "big")

@@ -32,7 +32,7 @@ def test_get_gives_what_put_took(raw_s3: RawS3, s3_bucket: str, nbytes: int) -> 
     assert raw_s3.list_keys(s3_bucket) == ["a/b~c.d-e_f=g@h+i"]
 
 
-def test_absence_is_told(raw_s3: RawS3, s3_bucket: str) -> None:
+def test_absence_is_reported(raw_s3: RawS3, s3_bucket: str) -> None:
     """A missing key is 404 NoSuchKey, a missing bucket 404 NoSuchBucket."""
     assert raw_s3.get(s3_bucket, "missing") is None
     assert raw_s3.head(s3_bucket, "missing") is None

@@ -19,7 +19,7 @@ Create = Callable[..., SharedFile]
 
 @pytest.fixture
 def nothing_open() -> Iterator[None]:
-    """See that what was opened is closed and every thread ended when the test is over."""
+    """Check that what was opened is closed and every thread ended when the test is over."""
     before, threads = raw.descriptors(), raw.threads()
     yield
     if raw.descriptors() - before:

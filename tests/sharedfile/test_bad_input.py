@@ -141,7 +141,7 @@ def test_a_handle_without_a_rank_has_no_domain(create: Create) -> None:
 
 
 def test_of_many_creating_threads_one_wins(disk_path: Path) -> None:
-    """One gets the file; the others are told that the name is taken."""
+    """One gets the file; the others are notified that the name is taken."""
     for attempt in range(10):
         path, barrier = disk_path / f"file{attempt}", threading.Barrier(4)
 

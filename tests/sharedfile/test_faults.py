@@ -75,7 +75,7 @@ def case(request: pytest.FixtureRequest, root: Path) -> Case:
     case: Case = request.param
     refusal = kills.need_direct(case, root)
     if refusal:
-        pytest.skip(f"the temporary directory's medium lacks it: {refusal}")
+        pytest.skip(f"the temporary directory's file system lacks it: {refusal}")
     return case
 
 
@@ -182,7 +182,7 @@ def refuse() -> None:
 
 
 def check_error(error: kvio.KvioError, fault: Fault) -> None:
-    """See that an error is of the tree, and says what the kernel said."""
+    """Check that an error is of the tree, and says what the kernel said."""
     if fault.transfer is not None or fault.site in ("open_read", "rename", "unlink"):
         assert isinstance(error, kvio.KvioError)
         return

@@ -32,7 +32,7 @@ DATA = raw.random_bytes(SIZE)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_gets_nothing(create: Create, join: Create, disk_path: Path) -> None:
-    """A handle does not cross a fork: the child is told, and keeps neither locks nor files."""
+    """A handle does not cross a fork: the child is notified, and keeps neither locks nor files."""
     file = create("file", SIZE, writers=2)
     own = join("file", 1)
     script = threading.Event()
@@ -41,15 +41,15 @@ def test_a_forked_child_gets_nothing(create: Create, join: Create, disk_path: Pa
     if pid == 0:
         code = 1
         try:
-            told = 0
+            reported = 0
             for handle in (file, own):
                 try:
                     handle.pwrite(b"x", own.domain(1)[0].offset)
                 except kvio.StoreClosedError as exc:
-                    told += "parent" in str(exc)
+                    reported += "parent" in str(exc)
                 handle.close()
             left = [name for name in raw.descriptors() if str(disk_path) in name]
-            code = 0 if (told, left) == (2, []) else 2
+            code = 0 if (reported, left) == (2, []) else 2
         finally:
             os._exit(code)
 

@@ -56,7 +56,7 @@ def test_names_of_all_kinds(create: Create, disk_path: Path) -> None:
     assert raw.names(disk_path) == sorted(odd)
 
 
-def test_no_directory_is_told(disk_path: Path) -> None:
+def test_no_directory_is_reported(disk_path: Path) -> None:
     """A directory that is not there, or is a file, is a StorageError that names the path."""
     (disk_path / "file").write_text("")
     calls: list[Callable[[Path], object]] = [
@@ -71,7 +71,7 @@ def test_no_directory_is_told(disk_path: Path) -> None:
             assert caught.value.errno in (errno.ENOENT, errno.ENOTDIR)
 
 
-def test_nothing_there_is_told(join: Create, disk_path: Path) -> None:
+def test_nothing_there_is_reported(join: Create, disk_path: Path) -> None:
     """Opening, joining and recovering a name that nobody made is a BlockNotFoundError."""
     calls: list[Callable[[], object]] = [
         lambda: join("x"),

@@ -28,7 +28,7 @@ def case(request: pytest.FixtureRequest, disk_path: Path) -> Case:
     case: Case = request.param
     refusal = kills.need_direct(case, disk_path)
     if refusal:
-        pytest.skip(f"the temporary directory's medium lacks it: {refusal}")
+        pytest.skip(f"the temporary directory's file system lacks it: {refusal}")
     return case
 
 
@@ -263,7 +263,7 @@ def race(path: Path, racers: int, create: Callable[[int], SharedFile]) -> list[s
 
 @pytest.mark.parametrize("case", CASES[:6:3], ids=str)
 def test_of_creators_of_one_path_exactly_one_wins(case: Case, disk_path: Path) -> None:
-    """Whatever they do to each other on the way; the others are told that the name is taken."""
+    """Whatever they do to each other on the way; the others are notified that the name is taken."""
     for turn in range(20):
         path = disk_path / f"f{turn}"
         outcomes = race(path, 4, lambda number, path=path: case.create(path))  # type: ignore[misc]  # noqa: ARG005
@@ -351,7 +351,9 @@ def test_the_lost_error_of_a_writer_process_fails_the_seal(case: Case, disk_path
 
 
 @pytest.mark.parametrize("end", ["abort", "close", "seal"])
-def test_a_thread_that_looks_while_another_ends_it_is_told_so(end: str, disk_path: Path) -> None:
+def test_a_thread_that_looks_while_another_ends_it_is_reported_so(
+    end: str, disk_path: Path
+) -> None:
     """A handle is thread-safe: what it says then is an answer or that it is closed."""
     case = CASES[0]
     errors: list[BaseException] = []

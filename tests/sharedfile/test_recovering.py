@@ -37,7 +37,7 @@ def test_a_closed_file_is_gone_on_with(create: Create, disk_path: Path, mode: st
 
 
 def test_a_recovery_reads_what_was_written_before(create: Create, disk_path: Path) -> None:
-    """A byte that changed on the medium while nobody watched keeps the file from being sealed."""
+    """A byte that changed on the disk while nobody watched keeps the file from being sealed."""
     with create("file", SIZE, cell_bytes=8 * KiB) as file:
         file.pwrite(DATA, 0)
     raw.flip(disk_path / ".file.kvio-data", 9 * KiB)
@@ -50,7 +50,7 @@ def test_a_recovery_reads_what_was_written_before(create: Create, disk_path: Pat
 
 
 def test_without_checksums_a_recovery_is_not_sealed(create: Create, disk_path: Path) -> None:
-    """What cannot be checked is not believed."""
+    """What cannot be checked is not trusted."""
     with create("file", SIZE, checksum=False) as file:
         file.pwrite(DATA, 0)
     with SharedFile.recover(disk_path / "file") as file:
@@ -61,7 +61,7 @@ def test_without_checksums_a_recovery_is_not_sealed(create: Create, disk_path: P
 
 @pytest.mark.parametrize("boot", [b"\1" * 16, b"another boot    ", b"\xff" * 16, bytes(16)])
 def test_after_a_restart_nothing_counts(create: Create, disk_path: Path, boot: bytes) -> None:
-    """A map of another boot says nothing of what is on the medium: all is written anew."""
+    """A map of another boot says nothing of what is on the disk: all is written anew."""
     with create("file", SIZE) as file:
         file.pwrite(bytes(SIZE), 0)
     (disk_path / ".file.kvio-map").write_bytes(

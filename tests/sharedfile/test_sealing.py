@@ -137,7 +137,7 @@ def test_a_seal_that_came_too_early_is_called_again(
     assert raw.sealed(disk_path / "file").payload == DATA
 
 
-def test_who_never_came_is_told_from_who_is_late(create: Create, join: Create) -> None:
+def test_who_never_came_is_reported_from_who_is_late(create: Create, join: Create) -> None:
     """The message says of each rank that owes bytes whether a handle writes for it."""
     file = create("file", SIZE, writers=3)
     join("file", 2)
@@ -284,7 +284,7 @@ def test_a_seal_that_failed_leaves_no_name_and_can_be_aborted(
 def test_an_inode_that_lost_bytes_is_never_sealed(
     create: Create, real_disk: Path, site: str, nth: int
 ) -> None:
-    """The kernel reports a lost write once: a second seal must not believe a sync that succeeds."""
+    """The kernel reports a lost write once: a second seal must not trust a sync that succeeds."""
     file = create("file", SIZE, durability="durable", writers=2, sizes=(777, SIZE - 777))
     file.pwrite(DATA, 0)
     with faults.inject(site, nth=nth, error=errno.EIO), pytest.raises(kvio.StorageError):
@@ -310,7 +310,7 @@ def test_a_writer_that_failed_fails_the_seal(create: Create, join: Create, disk_
     assert raw.names(disk_path) == []
 
 
-def test_a_failed_sync_of_the_directory_is_told(create: Create, real_disk: Path) -> None:
+def test_a_failed_sync_of_the_directory_is_reported(create: Create, real_disk: Path) -> None:
     """The name may not survive a power cut: an error and no receipt, though the file stands."""
     file = create("file", SIZE, durability="durable")
     file.pwrite(DATA, 0)
@@ -341,7 +341,7 @@ def test_the_error_of_a_seal_comes_out_of_the_block(real_disk: Path, site: str) 
 
 
 def test_an_aborted_file_is_gone(create: Create, join: Create, disk_path: Path) -> None:
-    """Nothing is left, and other handles are told."""
+    """Nothing is left, and other handles are notified."""
     file = create("file", SIZE, writers=2)
     other = join("file", 1)
     file.pwrite(DATA[:100], 0)

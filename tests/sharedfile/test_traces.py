@@ -122,7 +122,7 @@ def trace(mode: str, disk_parent: Path, tmp_path_factory: pytest.TempPathFactory
     try:
         SharedFile.create(path, size, mode=mode).abort()
     except kvio.ConfigError as exc:
-        pytest.skip(f"the temporary directory's medium lacks it: {exc}")
+        pytest.skip(f"the temporary directory's file system lacks it: {exc}")
     done = subprocess.run(
         [
             *("strace", "-f", "-y", "-s", "0", "-o", str(log), "-e", f"trace={CALLS}"),

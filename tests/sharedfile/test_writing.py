@@ -390,7 +390,7 @@ def test_every_cell_that_becomes_whole_wakes_who_waits(create: Create) -> None:
         file.seal()
 
 
-def test_a_file_system_without_fallocate_is_told(create: Create, disk_path: Path) -> None:
+def test_a_file_system_without_fallocate_is_reported(create: Create, disk_path: Path) -> None:
     """The file is made all the same, in its full size, and its receipt says what is lost."""
     with (
         faults.inject("fallocate", error=errno.EOPNOTSUPP),

@@ -73,14 +73,14 @@ except Stop:
 
 
 @pytest.mark.slow
-def test_an_interrupted_check_of_a_standing_block_is_no_reason_to_replace_it(
+def test_an_interrupted_check_of_a_existing_block_is_no_reason_to_replace_it(
     root: Path, tmp_path: Path
 ) -> None:
     """A durable ``keep`` reads the block that stands from the disk: cut short, it writes none."""
     try:
         store = kvio.open_store("posix-tmpfile", root=root, durability="durable", layout="plain")
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium is not durable: {exc}")
+        pytest.skip(f"the temporary directory's file system is not durable: {exc}")
     with store:
         store.write_block("large", bytes(100 << 20))
     traced = Traced(

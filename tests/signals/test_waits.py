@@ -68,7 +68,7 @@ def someone_waits(condition: object) -> bool:
 
 
 def test_a_wait_for_other_threads_cancels_what_they_do() -> None:
-    """Tasks of `run_all` that others run are told to end, and are waited for."""
+    """Tasks of `run_all` that others run are asked to end, and are waited for."""
     executor = Executor(threads=2, max_queued_bytes=1)
     begun, cancelled, ended = threading.Event(), threading.Event(), threading.Event()
     main = threading.get_ident()
@@ -196,13 +196,13 @@ except kvio.UnsupportedError as exc:
 file.pwrite(bytes(1 << 20), 0)
 for _ in range(2):
     try:
-        doubted = file._shared.must_reread
+        suspected = file._shared.must_reread
         file.seal()
         break
     except Stop:
         pass
 file.close()
-report(doubted=doubted, size=os.path.getsize(f"{root}/file"))
+report(suspected=suspected, size=os.path.getsize(f"{root}/file"))
 """
 
 
@@ -217,10 +217,10 @@ def test_a_sync_whose_error_a_handler_hid_is_not_trusted(
     facts = plain.run(SEALED_TWICE, real_disk / "plain")
     if "unsupported" in facts:
         pytest.skip(facts["unsupported"])
-    assert not facts["doubted"]
+    assert not facts["suspected"]
     nth = plain.calls("fdatasync") - last
     traced = Traced(tmp_path / "log", f"fdatasync:error=EIO:signal=USR1:when={nth}")
     facts = traced.run(SEALED_TWICE, real_disk)
 
-    assert facts["doubted"]
+    assert facts["suspected"]
     assert facts["size"] > 1 << 20

@@ -6,8 +6,8 @@ import io
 import threading
 
 import kvio
+from tests.staging.controlled import LONG_S
 from tests.staging.engines import local
-from tests.staging.medium import LONG_S
 
 PAGE = 4096
 CAPACITY = 64 * kvio.KiB  # pieces and window of 8 KiB

@@ -8,7 +8,7 @@ from typing import Self
 from kvio.testing.fakes import WrappedStore
 from kvio.types import Parts
 
-from .medium import LONG_S, Medium
+from .controlled import LONG_S, ControlledBackend
 
 
 class Hung:
@@ -18,7 +18,7 @@ class Hung:
         parts: what those writes were given, by key.
     """
 
-    def __init__(self, store: WrappedStore[Medium], *keys: str) -> None:
+    def __init__(self, store: WrappedStore[ControlledBackend], *keys: str) -> None:
         self.parts: dict[str, Parts] = {}
         self._go = threading.Event()
         self._keys = keys

@@ -17,9 +17,9 @@ from kvio.staging.engine import LocalEngine
 from kvio.staging.memory import flat_parts, open_memory
 from kvio.staging.options import TierOptions
 
+from .controlled import LONG_S, open_controlled
 from .device_promises import CAPACITY, NBYTES, SPANS, DevicePromises, noise
 from .hung import Hung
-from .medium import LONG_S, open_medium
 
 torch = pytest.importorskip("torch", reason="needs torch")
 pytestmark = pytest.mark.torch
@@ -60,7 +60,7 @@ class TestCpu(DevicePromises):
         """Given up, with a ring no longer than a block: others go past it all the same."""
         data = {key: noise(nbytes, seed) for seed, key in enumerate(keys)}
         options = TierOptions(drain_threads=1, timeout=1.0, retries=9)
-        with open_medium() as store, Hung(store, *data) as hung:
+        with open_controlled() as store, Hung(store, *data) as hung:
             tier = StagingTier(store, LocalEngine(store, memory, options), options)
             tier.pause()
             first = [tier.write_block(key, data[key]) for key in data]

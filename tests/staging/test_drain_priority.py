@@ -7,7 +7,7 @@ import os
 import pytest
 
 import kvio
-from tests.staging.medium import draining_with_all
+from tests.staging.controlled import draining_with_all
 
 
 @pytest.mark.parametrize("nice", [0, 7])

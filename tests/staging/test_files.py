@@ -20,26 +20,26 @@ from kvio import _native
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
 from tests.inside import wait_until_inside
+from tests.staging.controlled import LONG_S, ControlledBackend, open_controlled, staged
 from tests.staging.engines import local
 from tests.staging.files import CAPACITY, PAGE, absolute, returned
-from tests.staging.medium import LONG_S, Medium, open_medium, staged
 
 
 @pytest.fixture
-def store() -> WrappedStore[Medium]:
+def store() -> WrappedStore[ControlledBackend]:
     """A store that claims to make blocks durable."""
-    return open_medium(level="durable")
+    return open_controlled(level="durable")
 
 
 @pytest.fixture
-def tier(store: WrappedStore[Medium]) -> Iterator[kvio.StagingTier]:
+def tier(store: WrappedStore[ControlledBackend]) -> Iterator[kvio.StagingTier]:
     """A small tier before it, with nowhere to spill to."""
     with staged(store, CAPACITY, timeout=LONG_S) as tier:
         yield tier
 
 
 @pytest.fixture
-def spilling(store: WrappedStore[Medium], tmp_path: Path) -> Iterator[kvio.StagingTier]:
+def spilling(store: WrappedStore[ControlledBackend], tmp_path: Path) -> Iterator[kvio.StagingTier]:
     """The same with a directory to spill to."""
     with staged(store, CAPACITY, timeout=LONG_S, spool=tmp_path) as tier:
         yield tier
@@ -49,7 +49,7 @@ def spilling(store: WrappedStore[Medium], tmp_path: Path) -> Iterator[kvio.Stagi
 
 
 def test_nothing_is_seen_of_a_file_before_it_is_closed(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Neither by the tier nor by its store; then it is one block, with a receipt like any."""
     data = payloads.payload(30_000, 1)
@@ -170,7 +170,7 @@ def test_files_may_be_dropped_at_any_time(tier: kvio.StagingTier) -> None:
 
 
 def test_the_file_of_a_key_that_is_closed_last_wins(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """As with writes: the order of closing counts, not that of opening or writing."""
     tier.pause()
@@ -212,7 +212,7 @@ def test_a_taken_key_is_refused_when_a_file_is_opened_or_closed(
 
 @pytest.mark.parametrize("nbytes", [10, 20_000])
 def test_a_key_that_was_stored_meanwhile_is_refused_when_a_file_is_closed(
-    tier: kvio.StagingTier, store: WrappedStore[Medium], nbytes: int
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend], nbytes: int
 ) -> None:
     """With ``if_exists="error"``, before anything of the file is accepted."""
     file = tier.open("k", "wb", if_exists="error")
@@ -280,7 +280,7 @@ def test_a_staged_block_of_this_length_is_kept(tier: kvio.StagingTier) -> None:
 
 
 def test_a_header_can_be_patched_when_the_rest_is_written(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """The checksum is that of the bytes as they are in the end."""
     data = bytearray(payloads.payload(50_000, 4))
@@ -317,7 +317,7 @@ def test_a_file_does_what_a_file_in_memory_does(
 ) -> None:
     """Against `io.BytesIO`: every answer, every refusal and every byte, staged or spilled."""
     model = io.BytesIO()
-    store = open_medium()
+    store = open_controlled()
     with (
         staged(store, capacity, timeout=LONG_S, spool=tmp_path) as tier,
         tier.open("k", "wb") as file,
@@ -385,7 +385,7 @@ def test_files_of_any_length_are_blocks(tier: kvio.StagingTier, nbytes: int) -> 
 
 @pytest.mark.parametrize("nbytes", [10, 20_000, 100_000])
 def test_a_child_process_cannot_use_files_of_its_parent(
-    store: WrappedStore[Medium], tmp_path: Path, nbytes: int
+    store: WrappedStore[ControlledBackend], tmp_path: Path, nbytes: int
 ) -> None:
     """It is refused before it changes a byte, staged or spilled, and may drop them."""
     with staged(store, CAPACITY, timeout=LONG_S, spool=tmp_path) as tier:
@@ -407,7 +407,7 @@ def test_a_child_process_cannot_use_files_of_its_parent(
         assert bytes(tier.read_block("k")) == bytes(nbytes)
 
 
-def test_a_file_says_what_it_is(store: WrappedStore[Medium]) -> None:
+def test_a_file_says_what_it_is(store: WrappedStore[ControlledBackend]) -> None:
     """Key, length and state; nothing of its bytes."""
     with staged(store) as tier:
         with tier.open("a/b", "wb") as file:

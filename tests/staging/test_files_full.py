@@ -13,26 +13,26 @@ import kvio
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
 from tests.posix import faultlab
+from tests.staging.controlled import LONG_S, ControlledBackend, disk_error, open_controlled, staged
 from tests.staging.engines import local
 from tests.staging.files import CAPACITY, start_and_wait
-from tests.staging.medium import LONG_S, Medium, disk_error, open_medium, staged
 
 
 @pytest.fixture
-def store() -> WrappedStore[Medium]:
+def store() -> WrappedStore[ControlledBackend]:
     """A store that claims to make blocks durable."""
-    return open_medium(level="durable")
+    return open_controlled(level="durable")
 
 
 @pytest.fixture
-def tier(store: WrappedStore[Medium]) -> Iterator[kvio.StagingTier]:
+def tier(store: WrappedStore[ControlledBackend]) -> Iterator[kvio.StagingTier]:
     """A small tier before it, with nowhere to spill to."""
     with staged(store, CAPACITY, timeout=LONG_S) as tier:
         yield tier
 
 
 @pytest.fixture
-def spilling(store: WrappedStore[Medium], tmp_path: Path) -> Iterator[kvio.StagingTier]:
+def spilling(store: WrappedStore[ControlledBackend], tmp_path: Path) -> Iterator[kvio.StagingTier]:
     """The same with a directory to spill to."""
     with staged(store, CAPACITY, timeout=LONG_S, spool=tmp_path) as tier:
         yield tier
@@ -42,7 +42,7 @@ def spilling(store: WrappedStore[Medium], tmp_path: Path) -> Iterator[kvio.Stagi
 
 
 def test_two_files_that_need_more_than_half_of_the_tier_both_end(
-    spilling: kvio.StagingTier, store: WrappedStore[Medium]
+    spilling: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """By turns in one thread, so that nobody but the other file could ever make room."""
     a, b = payloads.payload(48_000, 1), payloads.payload(48_000, 2)
@@ -61,8 +61,8 @@ def test_two_files_that_need_more_than_half_of_the_tier_both_end(
     assert store.wrapper.peek("b") == b
 
 
-def test_without_a_spool_the_second_is_told_which_option_it_lacks(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+def test_without_a_spool_the_second_is_reported_which_option_it_lacks(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """It does not wait for the other; after that it cannot be published in part."""
     first, second = tier.open("a", "wb"), tier.open("b", "wb")
@@ -82,7 +82,7 @@ def test_without_a_spool_the_second_is_told_which_option_it_lacks(
 
 
 def test_many_threads_with_files_that_do_not_fit_together_all_end(
-    spilling: kvio.StagingTier, store: WrappedStore[Medium]
+    spilling: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Each holds room and wants more; plain writers stand between them."""
     errors: list[BaseException] = []
@@ -125,8 +125,8 @@ def test_a_write_beside_an_open_file_never_waits_for_it(tier: kvio.StagingTier) 
     assert bytes(tier.read_block("file")) == bytes(40_960)
 
 
-def test_those_who_wait_are_told_when_a_file_takes_what_they_wait_for(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+def test_those_who_wait_are_reported_when_a_file_takes_what_they_wait_for(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """A writer that waited for a drain, and now could only wait for a reader, passes through."""
     store.wrapper.hold("slow")
@@ -147,7 +147,7 @@ def test_those_who_wait_are_told_when_a_file_takes_what_they_wait_for(
 
 
 def test_a_file_waits_for_what_drains_will_free(
-    spilling: kvio.StagingTier, store: WrappedStore[Medium]
+    spilling: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """It spills only what would otherwise depend on other files."""
     store.wrapper.hold("slow")
@@ -164,7 +164,9 @@ def test_a_file_waits_for_what_drains_will_free(
     assert bytes(spilling.read_block("k")) == bytes(40_960)
 
 
-def test_a_file_that_waits_too_long_fails(store: WrappedStore[Medium], tmp_path: Path) -> None:
+def test_a_file_that_waits_too_long_fails(
+    store: WrappedStore[ControlledBackend], tmp_path: Path
+) -> None:
     """With `StorageTimeoutError`, and then it publishes nothing."""
     with staged(store, CAPACITY, spool=tmp_path) as tier:
         store.wrapper.hold("slow")
@@ -183,7 +185,7 @@ def test_a_file_that_waits_too_long_fails(store: WrappedStore[Medium], tmp_path:
 
 @pytest.mark.parametrize("when_full", ["raise", "pass_through"])
 def test_a_file_on_a_full_tier_spills_at_once_where_nobody_waits(
-    store: WrappedStore[Medium], tmp_path: Path, when_full: str
+    store: WrappedStore[ControlledBackend], tmp_path: Path, when_full: str
 ) -> None:
     """Nothing waits for drains under ``when_full="raise"`` and ``"pass_through"``."""
     with staged(store, CAPACITY, spool=tmp_path, when_full=when_full) as tier:
@@ -201,7 +203,7 @@ def test_a_file_on_a_full_tier_spills_at_once_where_nobody_waits(
 
 
 def test_failed_blocks_make_a_file_spill(
-    store: WrappedStore[Medium], spilling: kvio.StagingTier
+    store: WrappedStore[ControlledBackend], spilling: kvio.StagingTier
 ) -> None:
     """Room that only a decision of somebody frees is not waited for."""
     store.wrapper.fail("bad", disk_error("bad"), times=9)
@@ -217,7 +219,7 @@ def test_failed_blocks_make_a_file_spill(
 
 
 def test_a_file_larger_than_the_tier_goes_through_it(
-    spilling: kvio.StagingTier, store: WrappedStore[Medium]
+    spilling: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Its receipt is done at close, and it follows what was staged before it."""
     spilling.write_block("k", b"older")
@@ -284,7 +286,9 @@ def test_what_is_spilled_has_no_name_and_leaves_nothing(
     assert spilling.stats().used_bytes == 0
 
 
-def test_a_spool_that_fails_fails_the_file(store: WrappedStore[Medium], tmp_path: Path) -> None:
+def test_a_spool_that_fails_fails_the_file(
+    store: WrappedStore[ControlledBackend], tmp_path: Path
+) -> None:
     """Its directory went away: the write says so, and the room is given back."""
     spool = tmp_path / "spool"
     spool.mkdir()
@@ -333,7 +337,7 @@ def test_memory_can_be_taken_back_while_a_file_is_open(spilling: kvio.StagingTie
     assert bytes(spilling.read_block("k")) == b"a" * 40_960 + b"b" * 8_192
 
 
-def test_files_of_a_closed_tier_fail(store: WrappedStore[Medium]) -> None:
+def test_files_of_a_closed_tier_fail(store: WrappedStore[ControlledBackend]) -> None:
     """None of them is published, and none goes on."""
     with staged(store, CAPACITY) as tier:
         small, large = tier.open("small", "wb"), tier.open("large", "wb")
@@ -355,7 +359,9 @@ def test_files_of_a_closed_tier_fail(store: WrappedStore[Medium]) -> None:
         assert store.wrapper.order("stored") == ["read"]
 
 
-def test_a_staged_file_of_a_closed_tier_gives_its_room_back(store: WrappedStore[Medium]) -> None:
+def test_a_staged_file_of_a_closed_tier_gives_its_room_back(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """All of it was staged, with nothing left to write: it is refused all the same."""
     with staged(store, CAPACITY) as tier:
         file = tier.open("k", "wb")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import kvio
 from kvio.staging import StagedFile
 from kvio.testing import payloads
+from tests.staging.controlled import LONG_S, open_controlled, staged
 from tests.staging.engines import local
 from tests.staging.files import CAPACITY
-from tests.staging.medium import LONG_S, open_medium, staged
 
 _KEYS = st.integers(0, 2)
 _SIZES = st.one_of(st.integers(0, 70_000), st.sampled_from([4_096, 8_192, 40_960, CAPACITY]))
@@ -39,7 +39,7 @@ def test_no_order_of_calls_ends_where_nothing_can_go_on(
     model: dict[str, bytes] = {}
     files: dict[str, tuple[StagedFile, bytearray]] = {}
     readers: dict[str, tuple[io.BufferedReader, bytes]] = {}
-    store = open_medium()
+    store = open_controlled()
     with (
         staged(store, CAPACITY, timeout=LONG_S, spool=tmp_path, when_full=when_full) as tier,
         contextlib.ExitStack() as at_end,

@@ -15,25 +15,25 @@ import kvio
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
 from tests.posix import faultlab
+from tests.staging.controlled import LONG_S, ControlledBackend, open_controlled, staged
 from tests.staging.files import CAPACITY, PAGE, absolute, returned
-from tests.staging.medium import LONG_S, Medium, open_medium, staged
 
 
 @pytest.fixture
-def store() -> WrappedStore[Medium]:
+def store() -> WrappedStore[ControlledBackend]:
     """A store that claims to make blocks durable."""
-    return open_medium(level="durable")
+    return open_controlled(level="durable")
 
 
 @pytest.fixture
-def tier(store: WrappedStore[Medium]) -> Iterator[kvio.StagingTier]:
+def tier(store: WrappedStore[ControlledBackend]) -> Iterator[kvio.StagingTier]:
     """A small tier before it, with nowhere to spill to."""
     with staged(store, CAPACITY, timeout=LONG_S) as tier:
         yield tier
 
 
 @pytest.fixture
-def spilling(store: WrappedStore[Medium], tmp_path: Path) -> Iterator[kvio.StagingTier]:
+def spilling(store: WrappedStore[ControlledBackend], tmp_path: Path) -> Iterator[kvio.StagingTier]:
     """The same with a directory to spill to."""
     with staged(store, CAPACITY, timeout=LONG_S, spool=tmp_path) as tier:
         yield tier
@@ -43,7 +43,7 @@ def spilling(store: WrappedStore[Medium], tmp_path: Path) -> Iterator[kvio.Stagi
 
 
 def test_a_reader_sees_what_is_staged_when_it_is_opened(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """And only that, whatever is written, drained or deleted afterwards."""
     tier.pause()
@@ -68,7 +68,7 @@ def test_a_reader_sees_what_is_staged_when_it_is_opened(
 
 
 def test_a_stored_block_is_read_in_ranges(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Of a large block only what is asked for, give or take a buffer."""
     data = payloads.payload(3 * kvio.MiB, 2)
@@ -90,7 +90,7 @@ def test_a_stored_block_is_read_in_ranges(
 
 @pytest.mark.parametrize("nbytes", [3 * kvio.MiB, 2 * kvio.MiB, 5])
 def test_a_stored_block_that_was_replaced_is_not_mixed(
-    tier: kvio.StagingTier, store: WrappedStore[Medium], nbytes: int
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend], nbytes: int
 ) -> None:
     """The next read that asks the store fails; another reader sees the new block."""
     store.write_block("k", b"o" * (3 * kvio.MiB))
@@ -118,7 +118,7 @@ def test_a_reader_does_what_a_file_in_memory_does(
     """Against `io.BytesIO`, over a staged block and a stored one."""
     data = payloads.payload(200_000, 3)
     model = io.BytesIO(data)
-    store = open_medium()
+    store = open_controlled()
     with staged(store) as tier:
         tier.pause()
         receipt = tier.write_block("k", data)
@@ -222,7 +222,7 @@ WAYS: dict[str, Callable[[kvio.StagedReader], bytes]] = {
     "in large pieces": lambda reader: in_pieces(reader, 1_300_003),
     "into memory": into_memory,
     "by lines": in_lines,
-    "after a look": after_a_look,
+    "after a check": after_a_look,
     "without a buffer": lambda reader: reader.raw.readall(),
 }
 DATA = payloads.payload(2 * kvio.MiB + 77, 9)
@@ -281,7 +281,7 @@ def test_only_what_is_read_in_order_is_checked_as_a_whole(tmp_path: Path) -> Non
 
 
 def test_all_that_is_left_is_asked_for_at_once(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """``read()`` without a size is one request, however long the block."""
     store.write_block("k", DATA)

@@ -17,7 +17,7 @@ import pytest
 import kvio
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
-from tests.staging.medium import LONG_S, Medium, open_medium, staged
+from tests.staging.controlled import LONG_S, ControlledBackend, open_controlled, staged
 
 SMALL = 64 * kvio.KiB  # pieces of 8 KiB: what follows is longer than the tier
 LARGE = 64 * kvio.MiB
@@ -35,15 +35,15 @@ WRITERS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.fixture
-def store() -> Iterator[WrappedStore[Medium]]:
+def store() -> Iterator[WrappedStore[ControlledBackend]]:
     """Blocks in memory."""
-    with open_medium() as store:
+    with open_controlled() as store:
         yield store
 
 
 @pytest.fixture(params=[LARGE, SMALL], ids=["staged", "spilled"])
 def tier(
-    request: pytest.FixtureRequest, store: WrappedStore[Medium], tmp_path: Path
+    request: pytest.FixtureRequest, store: WrappedStore[ControlledBackend], tmp_path: Path
 ) -> Iterator[kvio.StagingTier]:
     """A tier that has room for all, and one that has not."""
     with staged(store, request.param, timeout=LONG_S, spool=tmp_path) as tier:
@@ -208,7 +208,7 @@ def test_torch_load_reads_what_is_staged_and_what_is_stored(
 
 
 @pytest.mark.torch
-def test_a_full_tier_stops_torch_save(store: WrappedStore[Medium], torch: Any) -> None:
+def test_a_full_tier_stops_torch_save(store: WrappedStore[ControlledBackend], torch: Any) -> None:
     """It hides why behind an error of its own; the file tells, and nothing is published."""
     state = _state(torch)
     with staged(store, SMALL) as tier:
@@ -238,7 +238,7 @@ def test_safetensors_of_torch_are_written_and_read(tier: kvio.StagingTier, torch
 @pytest.mark.torch
 @pytest.mark.parametrize("capacity", [SMALL, LARGE])
 def test_files_in_the_memory_of_a_device_can_be_patched(
-    store: WrappedStore[Medium], torch: Any, tmp_path: Path, capacity: int
+    store: WrappedStore[ControlledBackend], torch: Any, tmp_path: Path, capacity: int
 ) -> None:
     """The bytes that no processor sees are fetched, changed and put back."""
     del torch

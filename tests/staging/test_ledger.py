@@ -14,8 +14,8 @@ from kvio.staging.pending import Entry
 from kvio.staging.receipts import OpenReceipt, TierState
 from kvio.types import Level
 from tests.inside import wait_until_inside
+from tests.staging.controlled import LONG_S, open_controlled, staged
 from tests.staging.engines import local
-from tests.staging.medium import LONG_S, open_medium, staged
 
 PAGE = 4096
 
@@ -94,7 +94,7 @@ def test_drains_begin_at_the_high_mark_and_end_at_the_low_one(
     marks: dict[str, float], begin: int, end: int
 ) -> None:
     """Of ten pages: the marks themselves included, and not a block more."""
-    with staged(open_medium(), 10 * PAGE, drain_from="high_water", **marks) as tier:
+    with staged(open_controlled(), 10 * PAGE, drain_from="high_water", **marks) as tier:
         ledger = local(tier).ledger
         filled = []
         while ledger.allocator.used_bytes < begin * PAGE:

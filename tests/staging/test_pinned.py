@@ -127,7 +127,7 @@ def test_what_cuda_refuses_is_an_error_and_leaves_nothing(cuda: Cuda) -> None:
 
 
 def test_memory_that_nobody_closed_is_unpinned(cuda: Cuda) -> None:
-    """CUDA never believes that memory is pinned which another mapping may have taken over."""
+    """CUDA never trusts that memory is pinned which another mapping may have taken over."""
     memory = open_memory("pinned", NBYTES)
     assert cuda.registered
 

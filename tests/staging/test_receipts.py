@@ -13,17 +13,24 @@ import pytest
 import kvio
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
-from tests.staging.medium import LONG_S, SOON_S, Medium, disk_error, open_medium, staged
+from tests.staging.controlled import (
+    LONG_S,
+    SOON_S,
+    ControlledBackend,
+    disk_error,
+    open_controlled,
+    staged,
+)
 
 
 @pytest.fixture
-def store() -> WrappedStore[Medium]:
+def store() -> WrappedStore[ControlledBackend]:
     """A store that claims to make blocks durable."""
-    return open_medium(level="durable")
+    return open_controlled(level="durable")
 
 
 @pytest.fixture
-def tier(store: WrappedStore[Medium]) -> Iterator[kvio.StagingTier]:
+def tier(store: WrappedStore[ControlledBackend]) -> Iterator[kvio.StagingTier]:
     """A tier before it."""
     with staged(store, retries=0) as tier:
         yield tier
@@ -41,7 +48,7 @@ def test_a_receipt_tells_key_length_checksum_and_number(tier: kvio.StagingTier) 
 
 
 def test_a_level_is_reached_when_the_store_says_so(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Accepted until the store has the block, then what the store's receipt says."""
     store.wrapper.hold("k")
@@ -58,7 +65,7 @@ def test_a_level_is_reached_when_the_store_says_so(
 
 
 def test_waiting_gives_up_in_time_and_the_write_goes_on(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """`StorageTimeoutError`, and the block is stored later nevertheless."""
     store.wrapper.hold("k")
@@ -73,7 +80,7 @@ def test_waiting_gives_up_in_time_and_the_write_goes_on(
 
 def test_a_level_the_store_does_not_give_is_refused_at_once() -> None:
     """On a store of visible blocks nobody waits for durable ones, paused or not."""
-    with staged(open_medium(level="visible")) as tier:
+    with staged(open_controlled(level="visible")) as tier:
         tier.pause()
         receipt = tier.write_block("k", b"data")
         for wait in (receipt.wait, tier.barrier):
@@ -86,7 +93,7 @@ def test_a_level_the_store_does_not_give_is_refused_at_once() -> None:
 
 
 def test_a_store_that_gives_less_than_it_promised_is_found_out(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """A receipt's level is the store's own; waiting for more is an error, not a lie."""
     store.wrapper.level = kvio.Level.VISIBLE
@@ -98,7 +105,7 @@ def test_a_store_that_gives_less_than_it_promised_is_found_out(
 
 
 def test_dropping_a_receipt_cancels_nothing(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """The block is stored though nobody holds its receipt or a future of it."""
     store.wrapper.hold("k")
@@ -120,7 +127,7 @@ def test_a_receipt_is_awaited(tier: kvio.StagingTier) -> None:
 
 
 def test_cancelling_a_task_that_awaits_cancels_no_write(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """The task ends, the block is stored."""
     store.wrapper.hold("k")
@@ -140,7 +147,7 @@ async def _awaited(receipt: kvio.StagedReceipt) -> kvio.Receipt:
 
 
 def test_a_future_cannot_be_cancelled_and_has_the_stores_receipt(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Every future of one receipt ends with it."""
     store.wrapper.hold("k")
@@ -155,7 +162,7 @@ def test_a_future_cannot_be_cancelled_and_has_the_stores_receipt(
 
 
 def test_callbacks_are_called_once_with_the_receipt(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """When it is done, or at once where it is."""
     seen: list[kvio.StagedReceipt] = []
@@ -175,7 +182,7 @@ def test_callbacks_are_called_once_with_the_receipt(
 
 @pytest.mark.torch
 def test_a_torch_future_ends_with_the_receipt(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """`wait` and `value` give the store's receipt, or raise what the write failed with."""
     pytest.importorskip("torch", reason="torch is not installed")
@@ -189,7 +196,7 @@ def test_a_torch_future_ends_with_the_receipt(
 
 
 def test_a_failed_write_has_its_error_on_the_receipt(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Raised by `wait`, and there for whoever looks; the level stays accepted."""
     error = disk_error()
@@ -203,16 +210,16 @@ def test_a_failed_write_has_its_error_on_the_receipt(
     assert receipt.receipt is None
 
 
-def test_a_failure_that_is_driven_again_never_looks_stored(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+def test_a_failure_that_is_retried_never_looks_stored(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """A callback may look at the receipt after others drive it again: it has its error still."""
     error = disk_error()
-    told, again, looked = threading.Event(), threading.Event(), threading.Event()
+    reported, again, looked = threading.Event(), threading.Event(), threading.Event()
     seen = []
 
     def look(receipt: kvio.StagedReceipt) -> None:
-        told.set()
+        reported.set()
         again.wait(LONG_S)
         seen.append((receipt.done, receipt.error, receipt.receipt))
         looked.set()
@@ -220,7 +227,7 @@ def test_a_failure_that_is_driven_again_never_looks_stored(
     store.wrapper.fail("k", error)
     receipt = tier.write_block("k", b"data")
     receipt.add_done_callback(look)
-    assert told.wait(LONG_S)
+    assert reported.wait(LONG_S)
     store.wrapper.hold("k")
     assert tier.retry_failed() == [receipt]
     again.set()
@@ -233,7 +240,7 @@ def test_a_failure_that_is_driven_again_never_looks_stored(
 
 
 def test_what_is_no_error_of_kvio_fails_the_receipt_too(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """A bug in a backend ends one write, and no thread."""
     store.wrapper.fail("k", ZeroDivisionError("a bug"))

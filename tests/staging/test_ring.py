@@ -16,7 +16,7 @@ from kvio.staging.host import HostMemory
 from kvio.types import Parts
 from tests.inside import wait_until_inside
 
-from .medium import LONG_S
+from .controlled import LONG_S
 from .test_pages import address_of
 
 PAGE = 4096

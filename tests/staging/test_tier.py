@@ -13,19 +13,19 @@ from kvio.staging.pending import Progress
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
 from kvio.types import BlockStatus, IfExists
-from tests.staging.medium import LONG_S, Medium, open_medium, staged
+from tests.staging.controlled import LONG_S, ControlledBackend, open_controlled, staged
 
 PAGE = 4096
 
 
 @pytest.fixture
-def store() -> WrappedStore[Medium]:
+def store() -> WrappedStore[ControlledBackend]:
     """A store that claims to make blocks durable."""
-    return open_medium(level="durable")
+    return open_controlled(level="durable")
 
 
 @pytest.fixture
-def tier(store: WrappedStore[Medium]) -> Iterator[kvio.StagingTier]:
+def tier(store: WrappedStore[ControlledBackend]) -> Iterator[kvio.StagingTier]:
     """A tier before it."""
     with staged(store) as tier:
         yield tier
@@ -47,7 +47,7 @@ def test_the_source_may_be_reused_when_a_write_returns(tier: kvio.StagingTier) -
 
 
 def test_reads_see_staged_bytes_at_once(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Every verb does, while the store has never heard of the key."""
     tier.pause()
@@ -148,7 +148,7 @@ def test_a_batch_is_staged_block_by_block(tier: kvio.StagingTier) -> None:
 
 
 def test_one_key_is_never_drained_twice_at_a_time(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """A newer write waits for the older one's drain, whatever threads are free; the newer wins."""
     store.wrapper.hold("k")
@@ -167,7 +167,7 @@ def test_one_key_is_never_drained_twice_at_a_time(
 
 
 def test_an_entry_that_has_not_begun_is_absorbed_by_a_newer_write(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Its bytes leave the tier at once, and only the newest goes to the store."""
     tier.pause()
@@ -185,7 +185,7 @@ def test_an_entry_that_has_not_begun_is_absorbed_by_a_newer_write(
 
 
 def test_an_absorbed_receipt_ends_with_the_absorber_and_never_before(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """While the absorber hangs in the store, nothing has ended."""
     tier.pause()
@@ -203,7 +203,7 @@ def test_an_absorbed_receipt_ends_with_the_absorber_and_never_before(
 
 
 def test_different_keys_are_drained_side_by_side(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """One that hangs does not keep the others."""
     store.wrapper.hold("stuck")
@@ -220,7 +220,7 @@ def test_different_keys_are_drained_side_by_side(
 
 
 def test_keep_is_answered_by_a_staged_block_of_its_length(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Nothing is copied, and the receipt ends with the staged block's."""
     tier.pause()
@@ -238,7 +238,7 @@ def test_keep_is_answered_by_a_staged_block_of_its_length(
 
 
 def test_keep_asks_the_store_when_it_is_drained(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Reads see the staged bytes until then, and the receipt says that a block stood there."""
     store.write_block("k", b"stood")
@@ -253,7 +253,7 @@ def test_keep_asks_the_store_when_it_is_drained(
 
 
 def test_keep_of_another_length_replaces_what_is_staged(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """As it would in the store, even where an older block there has the new one's length."""
     store.write_block("k", b"12345")
@@ -267,7 +267,7 @@ def test_keep_of_another_length_replaces_what_is_staged(
 
 
 def test_error_refuses_a_key_that_is_staged_or_stored(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """At once, and nothing is staged."""
     store.write_block("stored", b"data")
@@ -282,9 +282,9 @@ def test_error_refuses_a_key_that_is_staged_or_stored(
 
 
 def test_error_refuses_a_block_that_is_drained_while_one_looks(
-    tier: kvio.StagingTier, store: WrappedStore[Medium], monkeypatch: pytest.MonkeyPatch
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between a look at the store and one at the tier a block may have gone from here to there."""
+    """Between a check at the store and one at the tier a block may have gone from here to there."""
     tier.pause()
     tier.write_block("k", b"first")
     look = store.stat_block
@@ -302,7 +302,7 @@ def test_error_refuses_a_block_that_is_drained_while_one_looks(
 
 
 def test_error_that_loses_its_race_later_fails_on_the_receipt(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Reads see the winner's block again, no bytes stay, and the next barrier tells."""
     tier.pause()
@@ -321,7 +321,9 @@ def test_error_that_loses_its_race_later_fails_on_the_receipt(
     tier.barrier(timeout=LONG_S)
 
 
-def test_error_is_not_absorbed(tier: kvio.StagingTier, store: WrappedStore[Medium]) -> None:
+def test_error_is_not_absorbed(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
+) -> None:
     """Who asked for a race gets its outcome: it is stored on its own, then the newer block."""
     tier.pause()
     raced = tier.write_block("k", b"raced", if_exists="error")
@@ -361,7 +363,7 @@ def test_of_racing_writers_with_error_one_succeeds(tier: kvio.StagingTier) -> No
 
 @pytest.mark.parametrize("first", ["keep", "replace"])
 def test_blocks_that_are_drained_together_keep_their_own_if_exists(
-    tier: kvio.StagingTier, store: WrappedStore[Medium], first: str
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend], first: str
 ) -> None:
     """A small block that may stay and one that is replaced follow each other in the queue."""
     rules: list[IfExists] = ["keep", "replace"]

@@ -12,26 +12,28 @@ import pytest
 import kvio
 from kvio.testing.fakes import WrappedStore
 from kvio.types import BlockStatus, Parts
-from tests.staging.medium import LONG_S, Medium, disk_error, open_medium, staged
+from tests.staging.controlled import LONG_S, ControlledBackend, disk_error, open_controlled, staged
 
 PAGE = 4096
 
 
 @pytest.fixture
-def store() -> Iterator[WrappedStore[Medium]]:
+def store() -> Iterator[WrappedStore[ControlledBackend]]:
     """A store that claims to make blocks durable."""
-    with open_medium(level="durable") as store:
+    with open_controlled(level="durable") as store:
         yield store
 
 
 @pytest.fixture
-def tier(store: WrappedStore[Medium]) -> Iterator[kvio.StagingTier]:
+def tier(store: WrappedStore[ControlledBackend]) -> Iterator[kvio.StagingTier]:
     """A tier that gives up at the first failure."""
     with staged(store, retries=0) as tier:
         yield tier
 
 
-def fail(tier: kvio.StagingTier, store: WrappedStore[Medium], key: str) -> kvio.StagedReceipt:
+def fail(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend], key: str
+) -> kvio.StagedReceipt:
     """Write a block that fails for good."""
     store.wrapper.fail(key, disk_error(key))
     receipt = tier.write_block(key, key.encode() * 100)
@@ -40,10 +42,10 @@ def fail(tier: kvio.StagingTier, store: WrappedStore[Medium], key: str) -> kvio.
     return receipt
 
 
-def test_no_receipt_is_stored_before_its_bytes_are(store: WrappedStore[Medium]) -> None:
-    """In every order of events of many writes, the medium has a block before anybody is told.
+def test_no_receipt_is_stored_before_its_bytes_are(store: WrappedStore[ControlledBackend]) -> None:
+    """In every order of events of many writes, the backend has a block before anybody is notified.
 
-    The callbacks write into the medium's own list of events.
+    The callbacks write into the backend's own list of events.
     """
     choose = random.Random(5)
     with staged(store, "256KiB", retries=1, drain_threads=4) as tier:
@@ -70,7 +72,7 @@ def test_no_receipt_is_stored_before_its_bytes_are(store: WrappedStore[Medium]) 
 
 
 def test_a_receipt_looked_at_from_inside_the_store_is_not_done(
-    store: WrappedStore[Medium],
+    store: WrappedStore[ControlledBackend],
 ) -> None:
     """While the backend still has the bytes in hand, and until it has returned."""
     with staged(store, drain_threads=1) as tier:
@@ -85,7 +87,7 @@ def test_a_receipt_looked_at_from_inside_the_store_is_not_done(
     assert inside == [(False, "accepted")] * 2
 
 
-def test_a_failed_drain_is_made_again(store: WrappedStore[Medium]) -> None:
+def test_a_failed_drain_is_made_again(store: WrappedStore[ControlledBackend]) -> None:
     """As often as asked, and the receipt knows nothing of it."""
     with staged(store, retries=3) as tier:
         store.wrapper.fail("k", disk_error(), times=3)
@@ -97,7 +99,7 @@ def test_a_failed_drain_is_made_again(store: WrappedStore[Medium]) -> None:
     assert store.wrapper.order("begin") == ["k"] * 4
 
 
-def test_a_failure_is_final_after_the_retries(store: WrappedStore[Medium]) -> None:
+def test_a_failure_is_final_after_the_retries(store: WrappedStore[ControlledBackend]) -> None:
     """Not before, and the block stays readable."""
     with staged(store, retries=2) as tier:
         store.wrapper.fail("k", disk_error(), times=3)
@@ -113,8 +115,8 @@ def test_a_failure_is_final_after_the_retries(store: WrappedStore[Medium]) -> No
         assert tier.durable_sequence == 0
 
 
-def test_an_error_that_will_not_pass_is_not_retried(store: WrappedStore[Medium]) -> None:
-    """Only the medium's failures are worth another try."""
+def test_an_error_that_will_not_pass_is_not_retried(store: WrappedStore[ControlledBackend]) -> None:
+    """Only the backend's failures are worth another try."""
     with staged(store, retries=3) as tier:
         store.wrapper.fail("k", kvio.UnsupportedError("never"))
         with pytest.raises(kvio.UnsupportedError):
@@ -123,10 +125,10 @@ def test_an_error_that_will_not_pass_is_not_retried(store: WrappedStore[Medium])
     assert store.wrapper.order("begin") == ["k"]
 
 
-def test_failed_writes_can_be_driven_again(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+def test_failed_writes_can_be_retried(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
-    """Their receipts are open again and end well; no barrier tells of what was mended."""
+    """Their receipts are open again and end well; no barrier tells of what was fixed."""
     receipts = [fail(tier, store, key) for key in ("a", "b")]
     again = tier.retry_failed()
     tier.barrier("durable", timeout=LONG_S)
@@ -140,7 +142,7 @@ def test_failed_writes_can_be_driven_again(
 
 
 def test_a_barrier_tells_of_every_failure_once(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Of the first one's kind, naming every key, after all the others have ended."""
     store.wrapper.fail("bad1", kvio.StorageFullError("full", errno=28))
@@ -161,7 +163,7 @@ def test_a_barrier_tells_of_every_failure_once(
 
 
 def test_discarding_gives_up_one_failed_write(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Its bytes go, the others stay; what has not failed cannot be discarded."""
     bad, worse = fail(tier, store, "bad"), fail(tier, store, "worse")
@@ -179,7 +181,7 @@ def test_discarding_gives_up_one_failed_write(
 
 
 def test_a_newer_write_takes_the_place_of_a_failed_one(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """The old failure is still told; once the newer is durable, so is all before it."""
     old = fail(tier, store, "k")
@@ -197,7 +199,7 @@ def test_a_newer_write_takes_the_place_of_a_failed_one(
 
 
 def test_a_drain_that_fails_behind_a_newer_write_is_absorbed_by_it(
-    store: WrappedStore[Medium],
+    store: WrappedStore[ControlledBackend],
 ) -> None:
     """Instead of being made again: the newer one's end is its own."""
     with staged(store, retries=3) as tier:
@@ -214,7 +216,7 @@ def test_a_drain_that_fails_behind_a_newer_write_is_absorbed_by_it(
 
 
 def test_absorbed_receipts_share_the_failure(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """And its mending."""
     tier.pause()
@@ -233,7 +235,7 @@ def test_absorbed_receipts_share_the_failure(
 
 
 def test_one_block_of_a_group_fails_alone(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Small blocks go to the store together; each has its own end."""
     tier.pause()
@@ -249,7 +251,7 @@ def test_one_block_of_a_group_fails_alone(
 
 
 def test_drains_that_end_out_of_order_end_their_own_receipts(
-    store: WrappedStore[Medium],
+    store: WrappedStore[ControlledBackend],
 ) -> None:
     """The number up to which all is durable waits for the slowest."""
     with staged(store, "8MiB", drain_threads=3) as tier:
@@ -271,8 +273,10 @@ def test_drains_that_end_out_of_order_end_their_own_receipts(
     ]
 
 
-def test_closing_names_every_key_the_store_does_not_have(store: WrappedStore[Medium]) -> None:
-    """Failed or late; the tier stays open, so that they can be driven again."""
+def test_closing_names_every_key_the_store_does_not_have(
+    store: WrappedStore[ControlledBackend],
+) -> None:
+    """Failed or late; the tier stays open, so that they can be retried."""
     with staged(store, retries=0) as tier:
         fail(tier, store, "failed")
         store.wrapper.hold("late")
@@ -293,7 +297,7 @@ def test_closing_names_every_key_the_store_does_not_have(store: WrappedStore[Med
         assert store.wrapper.peek("failed") == b"failed" * 100
 
 
-def test_leaving_the_context_tells_of_failures(store: WrappedStore[Medium]) -> None:
+def test_leaving_the_context_tells_of_failures(store: WrappedStore[ControlledBackend]) -> None:
     """A with block does not end as if all was well."""
     tier = kvio.stage(store, "1MiB", retries=0, drain_threads=1)
     store.wrapper.fail("k", disk_error())
@@ -303,8 +307,8 @@ def test_leaving_the_context_tells_of_failures(store: WrappedStore[Medium]) -> N
     tier.close()
 
 
-def test_closing_tells_of_a_lost_race(store: WrappedStore[Medium]) -> None:
-    """Nothing of it is staged, but nobody was told yet."""
+def test_closing_tells_of_a_lost_race(store: WrappedStore[ControlledBackend]) -> None:
+    """Nothing of it is staged, but nobody was notified yet."""
     tier = kvio.stage(store, "1MiB", drain_threads=1)
     tier.pause()
     tier.write_block("k", b"ours", if_exists="error")
@@ -315,7 +319,9 @@ def test_closing_tells_of_a_lost_race(store: WrappedStore[Medium]) -> None:
 
 
 @pytest.mark.slow
-def test_a_drain_that_hangs_is_given_up_and_made_again(store: WrappedStore[Medium]) -> None:
+def test_a_drain_that_hangs_is_given_up_and_made_again(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """Its bytes stay reserved until the call that hangs has ended: it may still look at them."""
     with staged(store, 2 * PAGE, timeout=1.0, retries=3, drain_threads=1) as tier:
         store.wrapper.hold("k")
@@ -332,7 +338,7 @@ def test_a_drain_that_hangs_is_given_up_and_made_again(store: WrappedStore[Mediu
 
 @pytest.mark.slow
 def test_bytes_of_a_call_that_still_hangs_are_not_given_to_others(
-    store: WrappedStore[Medium],
+    store: WrappedStore[ControlledBackend],
 ) -> None:
     """The write went well the second time, and the first still holds a view of the memory."""
     hung: list[Parts] = []
@@ -357,7 +363,7 @@ def test_bytes_of_a_call_that_still_hangs_are_not_given_to_others(
 
 
 def test_old_blocks_stay_when_their_successor_fails(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """The future has the successor's error."""
     tier.write_block("old", b"data").wait(timeout=LONG_S)
@@ -401,7 +407,7 @@ def test_a_batch_of_reads_passes_the_stores_failures_on(tier: kvio.StagingTier) 
 
 
 def test_what_the_store_is_writing_is_counted_while_it_does(
-    store: WrappedStore[Medium],
+    store: WrappedStore[ControlledBackend],
 ) -> None:
     """Nothing is running once everything is stored, retried or failed."""
     with staged(store, retries=1) as tier:

@@ -13,15 +13,22 @@ from kvio.staging.daemon.client import RemoteEngine
 from kvio.testing.fakes import WrappedStore
 from kvio.types import MiB
 from tests.limited import at_most
-from tests.staging.medium import LONG_S, SOON_S, Medium, disk_error, open_medium, staged
+from tests.staging.controlled import (
+    LONG_S,
+    SOON_S,
+    ControlledBackend,
+    disk_error,
+    open_controlled,
+    staged,
+)
 
 PAGE = 4096
 
 
 @pytest.fixture
-def store() -> Iterator[WrappedStore[Medium]]:
+def store() -> Iterator[WrappedStore[ControlledBackend]]:
     """A store whose writes can be held."""
-    with open_medium() as store:
+    with open_controlled() as store:
         yield store
 
 
@@ -59,7 +66,7 @@ class Writer(threading.Thread):
         return self.receipt
 
 
-def test_bytes_in_staging_never_exceed_the_capacity(store: WrappedStore[Medium]) -> None:
+def test_bytes_in_staging_never_exceed_the_capacity(store: WrappedStore[ControlledBackend]) -> None:
     """Whole pages are counted, of many writers and blocks of all sizes."""
     with staged(store, 16 * PAGE) as tier:
         most = []
@@ -81,7 +88,7 @@ def test_bytes_in_staging_never_exceed_the_capacity(store: WrappedStore[Medium])
         assert tier.stats().used_bytes == 0
 
 
-def test_a_writer_waits_until_its_bytes_fit(store: WrappedStore[Medium]) -> None:
+def test_a_writer_waits_until_its_bytes_fit(store: WrappedStore[ControlledBackend]) -> None:
     """And not for a mark: as soon as a drain has made room."""
     with staged(store, 4 * PAGE) as tier:
         store.wrapper.hold("a", "b")
@@ -94,7 +101,7 @@ def test_a_writer_waits_until_its_bytes_fit(store: WrappedStore[Medium]) -> None
         assert writer.end().wait(timeout=LONG_S).nbytes == PAGE
 
 
-def test_writers_are_served_first_come_first_served(store: WrappedStore[Medium]) -> None:
+def test_writers_are_served_first_come_first_served(store: WrappedStore[ControlledBackend]) -> None:
     """A large one at the head is not overtaken by small ones that would fit."""
     with staged(store, 4 * PAGE, drain_threads=1) as tier:
         tier.pause()
@@ -116,7 +123,9 @@ def test_writers_are_served_first_come_first_served(store: WrappedStore[Medium])
         assert first.sequence < small.end().sequence
 
 
-def test_a_writer_that_gives_up_lets_the_next_one_go(store: WrappedStore[Medium]) -> None:
+def test_a_writer_that_gives_up_lets_the_next_one_go(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """`StorageTimeoutError`, nothing staged, and whoever fits behind it is served."""
     with staged(store, 4 * PAGE) as tier:
         tier.pause()
@@ -132,7 +141,7 @@ def test_a_writer_that_gives_up_lets_the_next_one_go(store: WrappedStore[Medium]
         assert tier.stats().used_bytes == 3 * PAGE
 
 
-def test_when_full_raise_tells_the_writer(store: WrappedStore[Medium]) -> None:
+def test_when_full_raise_tells_the_writer(store: WrappedStore[ControlledBackend]) -> None:
     """`StorageFullError`, and what is staged stays."""
     with staged(store, 2 * PAGE, when_full="raise") as tier:
         tier.pause()
@@ -146,7 +155,9 @@ def test_when_full_raise_tells_the_writer(store: WrappedStore[Medium]) -> None:
         assert tier.write_block("b", b"1").wait(timeout=LONG_S).nbytes == 1
 
 
-def test_when_full_pass_through_goes_straight_to_the_store(store: WrappedStore[Medium]) -> None:
+def test_when_full_pass_through_goes_straight_to_the_store(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """On the caller's thread, paused or not, and its receipt is complete on return."""
     with staged(store, 2 * PAGE, when_full="pass_through") as tier:
         tier.pause()
@@ -160,7 +171,9 @@ def test_when_full_pass_through_goes_straight_to_the_store(store: WrappedStore[M
         assert tier.durable_sequence == 0
 
 
-def test_what_is_larger_than_the_tier_passes_through(store: WrappedStore[Medium]) -> None:
+def test_what_is_larger_than_the_tier_passes_through(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """Even where a full tier blocks, and in pieces as it was given."""
     with staged(store, 2 * PAGE) as tier:
         data = bytes(range(256)) * 100
@@ -171,7 +184,9 @@ def test_what_is_larger_than_the_tier_passes_through(store: WrappedStore[Medium]
         assert bytes(tier.read_block("k")) == data
 
 
-def test_a_large_write_comes_after_older_ones_of_its_key(store: WrappedStore[Medium]) -> None:
+def test_a_large_write_comes_after_older_ones_of_its_key(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """It waits for one that is under way and absorbs one that has not begun."""
     with staged(store, 2 * PAGE) as tier:
         store.wrapper.hold("k")
@@ -193,7 +208,9 @@ def test_a_large_write_comes_after_older_ones_of_its_key(store: WrappedStore[Med
         assert tier.stats().used_bytes == 0
 
 
-def test_a_large_write_that_fails_leaves_what_was_staged(store: WrappedStore[Medium]) -> None:
+def test_a_large_write_that_fails_leaves_what_was_staged(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """The caller has the error, and the older block is still there and drained later."""
     with staged(store, 2 * PAGE) as tier:
         tier.pause()
@@ -209,7 +226,7 @@ def test_a_large_write_that_fails_leaves_what_was_staged(store: WrappedStore[Med
         tier.barrier(timeout=LONG_S)
 
 
-def test_large_writes_obey_if_exists(store: WrappedStore[Medium]) -> None:
+def test_large_writes_obey_if_exists(store: WrappedStore[ControlledBackend]) -> None:
     """Past the tier as in it: staged blocks count."""
     with staged(store, 2 * PAGE) as tier:
         tier.pause()
@@ -225,7 +242,7 @@ def test_large_writes_obey_if_exists(store: WrappedStore[Medium]) -> None:
         assert store.wrapper.peek("k") == bytes(3 * PAGE)
 
 
-def test_a_tier_full_of_failed_blocks_says_so(store: WrappedStore[Medium]) -> None:
+def test_a_tier_full_of_failed_blocks_says_so(store: WrappedStore[ControlledBackend]) -> None:
     """A writer that could wait for ever gets `StorageFullError` naming them, before or while."""
     with staged(store, 2 * PAGE, retries=0) as tier:
         tier.pause()
@@ -246,7 +263,7 @@ def test_a_tier_full_of_failed_blocks_says_so(store: WrappedStore[Medium]) -> No
         assert tier.write_block("b", b"1").wait(timeout=LONG_S).nbytes == 1
 
 
-def test_readers_keep_the_bytes_they_read(store: WrappedStore[Medium]) -> None:
+def test_readers_keep_the_bytes_they_read(store: WrappedStore[ControlledBackend]) -> None:
     """What is drained meanwhile is not given to others before the reader is done."""
     with staged(store, 2 * PAGE) as tier:
         tier.pause()
@@ -263,7 +280,7 @@ def test_readers_keep_the_bytes_they_read(store: WrappedStore[Medium]) -> None:
         assert tier.stats().used_bytes == 0
 
 
-def test_closing_sends_waiting_writers_away(store: WrappedStore[Medium]) -> None:
+def test_closing_sends_waiting_writers_away(store: WrappedStore[ControlledBackend]) -> None:
     """They get `StoreClosedError`; what was staged is stored."""
     tier = kvio.stage(store, 2 * PAGE, drain_threads=1)
     store.wrapper.hold("a")
@@ -282,7 +299,7 @@ def test_closing_sends_waiting_writers_away(store: WrappedStore[Medium]) -> None
 
 
 def test_a_large_write_has_a_race_before_it_run_below_the_mark(
-    store: WrappedStore[Medium],
+    store: WrappedStore[ControlledBackend],
 ) -> None:
     """What no newer write may absorb is drained for it, though the tier is nearly empty."""
     with staged(store, 8 * PAGE, drain_from="high_water") as tier:
@@ -297,7 +314,7 @@ def test_a_large_write_has_a_race_before_it_run_below_the_mark(
 # Shrinking and growing
 
 
-def test_shrinking_gives_free_memory_back_at_once(store: WrappedStore[Medium]) -> None:
+def test_shrinking_gives_free_memory_back_at_once(store: WrappedStore[ControlledBackend]) -> None:
     """And the tier holds that much less."""
     with staged(store, MiB) as tier:
         tier.pause()
@@ -308,7 +325,9 @@ def test_shrinking_gives_free_memory_back_at_once(store: WrappedStore[Medium]) -
         assert bytes(tier.read_block("k")) == bytes(256 * 1024)
 
 
-def test_shrinking_takes_what_is_in_use_as_it_is_drained(store: WrappedStore[Medium]) -> None:
+def test_shrinking_takes_what_is_in_use_as_it_is_drained(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """The capacity is smaller at once; no new write gets what is owed."""
     with staged(store, 4 * PAGE) as tier:
         tier.pause()
@@ -326,7 +345,7 @@ def test_shrinking_takes_what_is_in_use_as_it_is_drained(store: WrappedStore[Med
 
 
 def test_a_writer_for_whom_the_tier_became_too_small_passes_through(
-    store: WrappedStore[Medium],
+    store: WrappedStore[ControlledBackend],
 ) -> None:
     """It does not wait for ever."""
     with staged(store, 4 * PAGE) as tier:
@@ -339,7 +358,9 @@ def test_a_writer_for_whom_the_tier_became_too_small_passes_through(
         assert store.wrapper.peek("large") == bytes(3 * PAGE)
 
 
-def test_a_tier_of_nothing_passes_everything_through(store: WrappedStore[Medium]) -> None:
+def test_a_tier_of_nothing_passes_everything_through(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """And grows again."""
     with staged(store, 4 * PAGE) as tier:
         assert tier.shrink(100 * PAGE) == 4 * PAGE
@@ -350,7 +371,7 @@ def test_a_tier_of_nothing_passes_everything_through(store: WrappedStore[Medium]
         assert bytes(tier.read_block("b")) == b"2"
 
 
-def test_growing_serves_who_waits(store: WrappedStore[Medium]) -> None:
+def test_growing_serves_who_waits(store: WrappedStore[ControlledBackend]) -> None:
     """At once."""
     with staged(store, 4 * PAGE) as tier:
         tier.shrink(2 * PAGE)
@@ -362,7 +383,7 @@ def test_growing_serves_who_waits(store: WrappedStore[Medium]) -> None:
         assert not writer.end().done
 
 
-def test_memory_that_was_given_back_is_not_resident(store: WrappedStore[Medium]) -> None:
+def test_memory_that_was_given_back_is_not_resident(store: WrappedStore[ControlledBackend]) -> None:
     """The process has it no more (RSS), though the tier is open."""
 
     def resident() -> int:
@@ -381,7 +402,9 @@ def test_memory_that_was_given_back_is_not_resident(store: WrappedStore[Medium])
         assert before - resident() > 40 * MiB
 
 
-def test_a_staged_block_without_memory_is_named_with_its_size(store: WrappedStore[Medium]) -> None:
+def test_a_staged_block_without_memory_is_named_with_its_size(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """The copy that a read makes finds none; the block is read as soon as there is some."""
     size = 64 * kvio.MiB  # above what malloc keeps: it is mapped anew
     with staged(store, 2 * size) as tier:

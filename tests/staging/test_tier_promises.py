@@ -16,21 +16,29 @@ import kvio
 from kvio.placement import Placement
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
+from tests.staging.controlled import (
+    LONG_S,
+    SOON_S,
+    ControlledBackend,
+    Held,
+    begin,
+    open_controlled,
+    staged,
+)
 from tests.staging.engines import local
-from tests.staging.medium import LONG_S, SOON_S, Held, Medium, begin, open_medium, staged
 
 PAGE = 4096
 
 
 @pytest.fixture
-def store() -> Iterator[WrappedStore[Medium]]:
+def store() -> Iterator[WrappedStore[ControlledBackend]]:
     """A store that claims to make blocks durable."""
-    with open_medium(level="durable") as store:
+    with open_controlled(level="durable") as store:
         yield store
 
 
 @pytest.fixture
-def tier(store: WrappedStore[Medium]) -> Iterator[kvio.StagingTier]:
+def tier(store: WrappedStore[ControlledBackend]) -> Iterator[kvio.StagingTier]:
     """A tier before it."""
     with staged(store) as tier:
         yield tier
@@ -40,7 +48,7 @@ def tier(store: WrappedStore[Medium]) -> Iterator[kvio.StagingTier]:
 
 
 def test_a_deleted_block_is_gone_from_the_tier_and_the_store(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Whichever had it; True if either did."""
     tier.write_block("stored", b"data").wait(timeout=LONG_S)
@@ -72,7 +80,7 @@ def test_receipts_of_deleted_writes_end_and_do_not_lie(tier: kvio.StagingTier) -
 
 
 def test_a_deletion_waits_for_the_drain_of_its_key(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Else the block would come back."""
     store.wrapper.hold("k")
@@ -91,7 +99,7 @@ def test_a_deletion_waits_for_the_drain_of_its_key(
 
 
 def test_a_write_after_a_deletion_is_stored_after_it(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Per key, order holds over deletions too."""
     tier.pause()
@@ -109,7 +117,7 @@ def test_a_write_after_a_deletion_is_stored_after_it(
 
 
 def test_a_barrier_covers_all_that_was_accepted_before_it(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """And no more: what is written later may hang."""
     early = [tier.write_block(f"k{n}", b"data") for n in range(30)]
@@ -126,7 +134,7 @@ def test_a_barrier_covers_all_that_was_accepted_before_it(
 
 
 def test_the_durable_sequence_never_falls_and_stops_at_the_first_gap(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """A later write that is stored does not lift it over an earlier one that is not."""
     store.wrapper.hold("first")
@@ -144,7 +152,7 @@ def test_the_durable_sequence_never_falls_and_stops_at_the_first_gap(
 
 
 def test_verify_compares_the_store_with_what_was_accepted(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Good bytes pass; others, a block that is gone, and an absorbed write do not."""
     receipt = tier.write_block("k", payloads.payload(9_000, 1))
@@ -181,7 +189,7 @@ def test_verify_finds_bytes_that_changed_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_the_old_block_is_deleted_only_after_the_new_one_is_durable(
-    tier: kvio.StagingTier, store: WrappedStore[Medium]
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """The last checkpoint stands until the next one does."""
     tier.write_block("step-1", b"old").wait(timeout=LONG_S)
@@ -202,7 +210,9 @@ def test_the_old_block_is_deleted_only_after_the_new_one_is_durable(
 # When drains begin
 
 
-def test_nothing_begins_while_paused(tier: kvio.StagingTier, store: WrappedStore[Medium]) -> None:
+def test_nothing_begins_while_paused(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
+) -> None:
     """Writes are taken all the same, and all is drained later."""
     tier.pause()
     for n in range(10):
@@ -217,7 +227,7 @@ def test_nothing_begins_while_paused(tier: kvio.StagingTier, store: WrappedStore
 
 def test_drains_from_the_high_mark_go_down_to_the_low_one() -> None:
     """Below the mark overwrites absorb each other; over it the oldest go, and not all."""
-    store = open_medium()
+    store = open_controlled()
     marks = {"drain_from": "high_water", "high_water": 0.8, "low_water": 0.4}
     with staged(store, 10 * PAGE, drain_threads=1, **marks) as tier:
         for n in range(7):
@@ -232,7 +242,7 @@ def test_drains_from_the_high_mark_go_down_to_the_low_one() -> None:
 
 def test_who_waits_for_a_write_has_it_drained_below_the_mark() -> None:
     """Waiting, a barrier, a future and closing all see to it."""
-    store = open_medium()
+    store = open_controlled()
     with staged(store, "1MiB", drain_from="high_water") as tier:
         tier.write_block("a", b"1").wait(timeout=LONG_S)
         tier.write_block("b", b"2")
@@ -246,7 +256,7 @@ def test_who_waits_for_a_write_has_it_drained_below_the_mark() -> None:
 # Closing, forks
 
 
-def test_closing_stores_everything_paused_or_not(store: WrappedStore[Medium]) -> None:
+def test_closing_stores_everything_paused_or_not(store: WrappedStore[ControlledBackend]) -> None:
     """And leaves the store open."""
     tier = kvio.stage(store, "1MiB", drain_threads=2)
     tier.pause()
@@ -267,7 +277,7 @@ def test_closing_stores_everything_paused_or_not(store: WrappedStore[Medium]) ->
     store.close()
 
 
-def test_close_store_closes_the_store_too(store: WrappedStore[Medium]) -> None:
+def test_close_store_closes_the_store_too(store: WrappedStore[ControlledBackend]) -> None:
     """For who opened it only for the tier."""
     with kvio.stage(store, "1MiB", close_store=True) as tier:
         tier.write_block("k", b"data")
@@ -331,7 +341,7 @@ def test_a_tier_does_not_pickle(tier: kvio.StagingTier) -> None:
     ],
 )
 def test_options_that_cannot_be_are_refused(
-    store: WrappedStore[Medium], options: dict[str, object], says: str
+    store: WrappedStore[ControlledBackend], options: dict[str, object], says: str
 ) -> None:
     """Before any memory is taken; the error says which."""
     with pytest.raises(kvio.ConfigError, match=says):
@@ -359,7 +369,7 @@ class HeldFill:
 
 
 def test_closing_waits_for_a_write_that_is_being_copied(
-    store: WrappedStore[Medium], monkeypatch: pytest.MonkeyPatch
+    store: WrappedStore[ControlledBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write that was accepted before close() is stored by it."""
     tier = kvio.stage(store, "1MiB")
@@ -391,7 +401,7 @@ def test_closing_waits_for_a_write_that_is_being_copied(
 
 
 def test_closing_does_not_end_well_over_a_write_that_is_being_copied(
-    store: WrappedStore[Medium], monkeypatch: pytest.MonkeyPatch
+    store: WrappedStore[ControlledBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When its time is up the tier stays open, and the write is stored later."""
     with staged(store) as tier:
@@ -406,7 +416,7 @@ def test_closing_does_not_end_well_over_a_write_that_is_being_copied(
         assert store.wrapper.peek("k") == b"data"
 
 
-def test_a_tier_shows_what_it_is(store: WrappedStore[Medium]) -> None:
+def test_a_tier_shows_what_it_is(store: WrappedStore[ControlledBackend]) -> None:
     """Its memory, its size, its store and whether it is open."""
     tier = kvio.stage(store, "1MiB")
     shown = f"<kvio.StagingTier host 1048576 bytes, {store!r}"

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import kvio
 from kvio.testing.payloads import cut, payload
 from kvio.types import IfExists
-from tests.staging.medium import LONG_S, SOON_S, disk_error, open_medium
+from tests.staging.controlled import LONG_S, SOON_S, disk_error, open_controlled
 
 PAGE = 4096
 CAPACITY = 24 * PAGE
@@ -26,7 +26,7 @@ taken = st.sampled_from(("keep", "replace", "replace", "error"))
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Random calls on one tier over a medium that holds, fails and reorders.
+    """Random calls on one tier over a backend that holds, fails and reorders.
 
     The model has for each key every value that a read may give: one, but for a ``keep`` that a
     block of its length in the store may answer later.
@@ -38,19 +38,19 @@ class TierMachine(RuleBasedStateMachine):
         self.receipts: list[kvio.StagedReceipt] = []
         self.early: list[str] = []
         self.durable = 0
-        self.store = open_medium(level="durable")
-        self.medium = self.store.wrapper
+        self.store = open_controlled(level="durable")
+        self.backend = self.store.wrapper
         self.tier = kvio.stage(
             self.store, CAPACITY, drain_threads=3, retries=1, when_full="raise", high_water=0.8
         )
 
     def teardown(self) -> None:
-        """Let everything end: then the medium has what the model has."""
-        self.medium.forgive()
-        self.medium.let_go()
+        """Let everything end: then the backend has what the model has."""
+        self.backend.forgive()
+        self.backend.let_go()
         self.tier.resume()
         self.tier.retry_failed()
-        with suppress(kvio.KvioError):  # failures that were mended since, or superseded
+        with suppress(kvio.KvioError):  # failures that were fixed since, or superseded
             self.tier.barrier(timeout=LONG_S)
         self.tier.retry_failed()
         self.tier.barrier("durable", timeout=LONG_S)
@@ -59,7 +59,7 @@ class TierMachine(RuleBasedStateMachine):
         assert self.tier.stats().used_bytes == 0
         assert all(receipt.done for receipt in self.receipts)
         for key in _KEYS:
-            stored = self.medium.peek(key)
+            stored = self.backend.peek(key)
             assert stored in self.model.get(key, {None}), key
         self.tier.close(timeout=LONG_S)
         self.store.close(timeout=LONG_S)
@@ -94,7 +94,7 @@ class TierMachine(RuleBasedStateMachine):
             return
         try:
             receipt = self.tier.write_block(key, data, if_exists=if_exists, timeout=LONG_S)
-        except kvio.StorageError:  # the medium failed: what stood before still stands
+        except kvio.StorageError:  # the backend failed: what stood before still stands
             return
         assert receipt.done
         self._wrote(receipt, data, if_exists)
@@ -105,10 +105,10 @@ class TierMachine(RuleBasedStateMachine):
         maybe = {old for old in standing if if_exists == "keep" and len(old) == len(data)}
         self.model[key] = {data, *maybe}
         self.receipts.append(receipt)
-        receipt.add_done_callback(self._told)
+        receipt.add_done_callback(self._reported)
 
-    def _told(self, receipt: kvio.StagedReceipt) -> None:
-        if receipt.error is None and ("stored", receipt.key) not in self.medium.events:
+    def _reported(self, receipt: kvio.StagedReceipt) -> None:
+        if receipt.error is None and ("stored", receipt.key) not in self.backend.events:
             self.early.append(receipt.key)
 
     @rule(key=keys)
@@ -120,7 +120,7 @@ class TierMachine(RuleBasedStateMachine):
 
     def _free(self) -> None:
         """Let drains end, for which a call would wait: of a key, and of the group it is in."""
-        self.medium.let_go()
+        self.backend.let_go()
         self.tier.resume()
 
     # Reading
@@ -186,17 +186,17 @@ class TierMachine(RuleBasedStateMachine):
     @rule(held=st.sets(keys, max_size=3))
     def hold(self, held: set[str]) -> None:
         """Let the store hang on some keys, so that others overtake them."""
-        self.medium.hold(*held)
+        self.backend.hold(*held)
 
     @rule(key=keys)
     def let_go(self, key: str) -> None:
         """Let it go on with one."""
-        self.medium.let_go(key)
+        self.backend.let_go(key)
 
     @rule(key=keys, times=st.integers(1, 3))
     def fail(self, key: str, times: int) -> None:
         """Let the next writes of a key fail."""
-        self.medium.fail(key, disk_error(key), times=times)
+        self.backend.fail(key, disk_error(key), times=times)
 
     @rule()
     def retry(self) -> None:
@@ -208,7 +208,7 @@ class TierMachine(RuleBasedStateMachine):
         """Discard what has failed: the store's block, if any, is visible again."""
         for receipt in self.tier.failed:
             if self.tier.discard(receipt):
-                stored = self.medium.peek(receipt.key)
+                stored = self.backend.peek(receipt.key)
                 self.model.pop(receipt.key)
                 if stored is not None:
                     self.model[receipt.key] = {stored}
@@ -233,7 +233,7 @@ class TierMachine(RuleBasedStateMachine):
         assert self.durable <= stats.durable_sequence <= stats.sequence
         self.durable = stats.durable_sequence
         assert self.early == []
-        assert self.medium.widest <= 1
+        assert self.backend.widest <= 1
 
     @invariant()
     def lists_what_is_there(self) -> None:

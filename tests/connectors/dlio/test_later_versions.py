@@ -55,7 +55,7 @@ def test_every_kind_of_data_is_put_and_got(dlio: Path, store: Path) -> None:
     assert files_below(store) == {f"data/{name}": b"0123" for name in "abcdef"}
 
 
-def test_names_are_listed_and_told_apart(dlio: Path, store: Path) -> None:
+def test_names_are_listed_and_reported_apart(dlio: Path, store: Path) -> None:
     """One level at a time, by pattern as full paths, with folders that nobody made."""
     _run(
         dlio,
@@ -114,10 +114,10 @@ def test_other_storage_types_stay_dlios_own(dlio: Path, store: Path) -> None:
 
 @pytest.mark.parametrize("told", [("3.0.2", False), ("1.1.0", False), ("4.0", True)])
 def test_a_version_that_is_not_known_is_refused(
-    told: tuple[str, bool], tmp_path: Path, store: Path
+    reported: tuple[str, bool], tmp_path: Path, store: Path
 ) -> None:
     """Before anything of DLIO is wrapped."""
-    version, fork = told
+    version, fork = reported
     directory = tmp_path / "dlio"
     directory.mkdir()
     record(directory, version=version, fork=fork)

@@ -40,7 +40,7 @@ def server() -> Iterator[Endpoint]:
         yield endpoint
 
 
-def _told(secret: str, run: Run, work: Path) -> list[str]:
+def _reported(secret: str, run: Run, work: Path) -> list[str]:
     """Name every place where the secret is: the output, and each file of the run."""
     places = ["the output"] if secret in run.text else []
     files = [path for path in work.rglob("*") if path.is_file()]
@@ -60,16 +60,19 @@ def test_a_run_tells_no_key(route: str, server: Endpoint, tmp_path: Path) -> Non
         }
     else:
         options = [_CLAIMED]
-        told = {"data": "s3+boto3://secrets/json", "options": {"endpoint_url": server.url, **keys}}
-        environment = {"KVIO_DLIO": json.dumps(told)}
+        reported = {
+            "data": "s3+boto3://secrets/json",
+            "options": {"endpoint_url": server.url, **keys},
+        }
+        environment = {"KVIO_DLIO": json.dumps(reported)}
     run = run_dlio(tmp_path, *options, environment={**environment, "TMPDIR": str(tmp_path)})
 
     assert run.status == 0, run.text
     assert list(tmp_path.rglob("*.yaml"))  # Hydra did dump what it was told
-    assert _told(server.secret_key, run, tmp_path) == []
+    assert _reported(server.secret_key, run, tmp_path) == []
 
 
-def test_a_key_that_is_refused_is_not_told(server: Endpoint, tmp_path: Path) -> None:
+def test_a_key_that_is_refused_is_not_reported(server: Endpoint, tmp_path: Path) -> None:
     """Nor is it in the error, which names the bucket."""
     run = run_dlio(
         tmp_path,
@@ -81,7 +84,7 @@ def test_a_key_that_is_refused_is_not_told(server: Endpoint, tmp_path: Path) -> 
 
     assert run.status != 0
     assert "open the bucket 'secrets'" in run.text, run.text
-    assert _told(CANARY, run, tmp_path) == []
+    assert _reported(CANARY, run, tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_a_key_on_the_command_line_is_refused_before_it_is_written(
 
     assert run.status != 0
     assert "[KVIO]" in run.text, run.text
-    assert _told(CANARY, run, tmp_path) == []
+    assert _reported(CANARY, run, tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -117,9 +120,9 @@ def test_a_key_on_the_command_line_is_refused_before_it_is_written(
         f"s3+boto3://x:{CANARY}@b",
     ],
 )
-def test_a_key_in_settings_that_are_wrong_is_not_told(text: str, tmp_path: Path) -> None:
+def test_a_key_in_settings_that_are_wrong_is_not_reported(text: str, tmp_path: Path) -> None:
     """The sentence says what is wrong with them, not what they are."""
     run = run_dlio(tmp_path, _CLAIMED, environment={"KVIO_DLIO": text})
 
     assert run.status != 0
-    assert _told(CANARY, run, tmp_path) == []
+    assert _reported(CANARY, run, tmp_path) == []

@@ -38,7 +38,7 @@ class ForkOptions(HeadOptions):
         ("3.0.2", ForkOptions, FORK),
     ],
 )
-def test_a_known_release_is_told(version: str, options: type[Any], release: Release) -> None:
+def test_a_known_release_is_reported(version: str, options: type[Any], release: Release) -> None:
     """By its version and its options: two of them say 2.0.0."""
     assert identify(version, options) is release
 
@@ -53,7 +53,7 @@ def test_another_release_is_refused(version: str, options: type[Any]) -> None:
         identify(version, options)
 
 
-def test_generators_that_put_are_told_by_release() -> None:
+def test_generators_that_put_are_reported_by_release() -> None:
     """In 2.0.0 all write files; at the heads most hand over bytes."""
     assert PYPI.put_data_formats == frozenset()
     assert {"npz", "npy", "jpeg", "png"} == HEAD.put_data_formats

@@ -76,13 +76,13 @@ class Verdicts:
 
     states: int = 0
     receipts: int = 0
-    told: int = 0
+    reported: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it for JSON."""
-        counted = {"states": self.states, "receipts": self.receipts, "told": self.told}
+        counted = {"states": self.states, "receipts": self.receipts, "reported": self.reported}
         return {**counted, "bad": dict(self.counts), "examples": self.examples}
 
     def bad(self, verdict: Verdict, what: str) -> None:
@@ -103,7 +103,7 @@ def judge(
         elif not tearable:
             verdicts.bad("torn", f"{key!r} stands under its name and is torn")
         else:
-            verdicts.told += 1
+            verdicts.reported += 1
         return
     if found is None:
         if None not in allowed:

@@ -238,7 +238,7 @@ def _read_shared(path: Path) -> str:
 
 
 def _staged(bench: Bench, outcome: Outcome) -> None:
-    """A tier that gave up keeps the bytes, and drives them again when it is told to."""
+    """A tier that gave up keeps the bytes, and retries them when it is asked to."""
     with bench.open() as store, kvio.stage(store, "4MiB", retries=0) as tier:
         bench.fail(_ALWAYS)
         receipt = tier.write_block(_KEY, FAILING)
@@ -296,7 +296,7 @@ def _kept_batch(bench: Bench, outcome: Outcome) -> None:
     outcome.again = bench.read(_KEY)
 
 
-def _kept_told(bench: Bench, outcome: Outcome) -> None:
+def _kept_reported(bench: Bench, outcome: Outcome) -> None:
     """Somebody else was told that the disk had failed: the kernel does not tell it twice."""
     _hasty(bench)
     fd = os.open(faultlab.file_of(bench.root, _KEY, layout=bench.layout), os.O_RDONLY)
@@ -333,9 +333,9 @@ CASES: Final[dict[str, Case]] = {
     "shared": _shared,
     "kept": _kept,
     "kept-batch": _kept_batch,
-    "kept-told": _kept_told,
+    "kept-told": _kept_reported,
     "kept-plain": _plain(_kept),
-    "kept-told-plain": _plain(_kept_told),
+    "kept-told-plain": _plain(_kept_reported),
     "staged": _staged,
     "staged-once": _staged_once,
     "flush": _flush,

@@ -1,7 +1,7 @@
 """A disk that fails writes and heals: after a failed sync Linux calls pages clean that it lost.
 
 The next sync of that file says 0, readers of the page cache see the new bytes, and the disk has
-the old ones (ext4, xfs and btrfs alike). So an inode that saw an error must never be believed.
+the old ones (ext4, xfs and btrfs alike). So an inode that saw an error must never be trusted.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def _churn(root: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_a_disk_fails_as_it_is_told(server: Path, tmp_path: Path) -> None:
+def test_a_disk_fails_as_it_is_reported(server: Path, tmp_path: Path) -> None:
     """So many writes of marked bytes fail, others do not; flushes fail until it is healed."""
     disk.need("ext4")
     image = str(tmp_path / "image")

@@ -65,7 +65,7 @@ def test_what_was_durable_survives_a_power_cut(
     assert [one["scenario"] for one in found] == list(scenarios)
     assert all(one["states"] >= states * 3 // 4 for one in found), found
     assert all(one["receipts"] > 0 for one in found), found
-    assert not FULL or "visible" not in scenarios or found[0]["told"], "no cut tore anything"
+    assert not FULL or "visible" not in scenarios or found[0]["reported"], "no cut tore anything"
     assert not bad, "\n".join(line for one in found for line in one["examples"])
 
 

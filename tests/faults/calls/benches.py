@@ -187,7 +187,7 @@ class TierBench:
         require(bytes(self.tier.read_block(receipt.key)) == NEW, "staged bytes were lost")
         for again in self.tier.retry_failed():
             again.wait(timeout=60)
-        require(faultlab.peek(self.root, receipt.key) == NEW, "driven again it is not stored")
+        require(faultlab.peek(self.root, receipt.key) == NEW, "retried it is not stored")
 
     def close(self) -> None:
         """Close tier and store."""

@@ -43,10 +43,10 @@ def at_moments(name: str) -> Callable[[Path, str], Iterator[None]]:
             os.environ["KVIO_LIE"] = lie
             work.turn(store, version, say)
 
-        dice, told = random.Random(seed()), []
+        dice, reported = random.Random(seed()), []
         for number in range(MOST):
-            told += test_moments.kill(work._replace(turn=turn), root, number * 100_000, dice)
-            test_moments.check(work, root, told)
+            reported += test_moments.kill(work._replace(turn=turn), root, number * 100_000, dice)
+            test_moments.check(work, root, reported)
             yield
 
     return kills

@@ -171,7 +171,7 @@ def all_subjects() -> dict[str, Callable[[Path], Subject]]:
 SUBJECTS = all_subjects()
 
 
-def told(outcome: Outcome) -> dict[str, Any]:
+def reported(outcome: Outcome) -> dict[str, Any]:
     """Return the outcome of every key for JSON: null, or the error's type, errno and key."""
     return {
         key: [type(end).__name__, getattr(end, "errno", None), getattr(end, "key", None)]
@@ -201,7 +201,7 @@ def watched(name: str, subject: Subject, pause: Callable[[str], None]) -> dict[s
         calls = seen()
     pause("done")
     return {
-        "errors": told(outcome),
+        "errors": reported(outcome),
         "stored": subject.look(),
         "left": subject.left(),
         "leaked": unaccounted() - before,

@@ -105,7 +105,7 @@ def test_a_lie_is_noticed_by_strace(lie: str, shim: Path, disk_path: Path, tally
     traced = Traced(disk_path, LD_PRELOAD=str(shim), KVIO_LIE=lie)
     try:
         if reason := traced.prepare(operation):
-            pytest.skip(f"the temporary directory's medium lacks it: {reason}")
+            pytest.skip(f"the temporary directory's file system lacks it: {reason}")
         answer, listed = observe(traced, operation)
         found = strangers(operation, listed, answer["calls"])
     finally:
@@ -126,7 +126,7 @@ def test_a_sync_whose_failure_is_ignored_is_noticed(
     traced = Traced(disk_path, LD_PRELOAD=str(shim), KVIO_LIE=lie)
     try:
         if reason := traced.prepare(scenario.name):
-            pytest.skip(f"the temporary directory's medium lacks it: {reason}")
+            pytest.skip(f"the temporary directory's file system lacks it: {reason}")
         _, needed = observe(traced, scenario.name)
         found, injected = check_injected(scenario, Injection(call, 1, errno.EIO), traced, needed)
     finally:
@@ -198,7 +198,7 @@ CHANGES: Final = (
         "        if not answer.status:",
         "        if not answer.status or answer.site == lib.KVIO_SITE_FSYNC_DIR:",
         ("write durable",),
-        "success is told, but of 1 calls of fsync_dir 0 succeeded",
+        "success is reported, but of 1 calls of fsync_dir 0 succeeded",
     ),
     Change(
         "a shared file's sync may fail",

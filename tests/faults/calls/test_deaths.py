@@ -56,7 +56,7 @@ def calls(scenario: Scenario, root: Path) -> list[tuple[str, int]]:
         with open_used(scenario, root, b"") as store:
             scenario.run(store)  # what a scenario finds, but for the first time, are directories
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium lacks it: {exc}")
+        pytest.skip(f"the temporary directory's file system lacks it: {exc}")
     scenario.arrange(root)
     with open_used(scenario, root, b"") as store, counted() as seen:
         scenario.run(store)

@@ -27,9 +27,9 @@ from tests.posix import faultlab
 from tests.sharedfile import kills
 from tests.sharedfile.kills import CASES, Case
 from tests.sharedfile.kills import test_moments as moments
+from tests.staging.controlled import LONG_S
 from tests.staging.daemon import test_kills as daemons
 from tests.staging.daemon.daemons import socket_path
-from tests.staging.medium import LONG_S
 
 KILLS: Final = size(2, 40)
 FILE_KILLS: Final = size(1, 12)
@@ -169,7 +169,7 @@ def kill(work: Work, root: Path, first: int, dice: random.Random) -> list[tuple[
 
 
 def check(work: Work, root: Path, said: list[tuple[int, int]]) -> None:
-    """See that every key is whole, and no older than what there was a receipt for.
+    """Check that every key is whole, and no older than what there was a receipt for.
 
     *said*: by this process and those before it.
     """
@@ -204,13 +204,13 @@ def test_a_process_killed_at_any_moment_loses_no_receipt(
     try:
         kvio.open_store(work.backend, root=root, options=work.options).close()
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium lacks it: {exc}")
+        pytest.skip(f"the temporary directory's file system lacks it: {exc}")
     receipts = left = 0
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     for turn in range(KILLS):
         said = kill(work, root, turn * 100_000, dice)
-        told += said
-        check(work, root, told)
+        reported += said
+        check(work, root, reported)
         receipts += len(dict(said))
         left += len(faultlab.temporaries(root))
         with kvio.open_store(work.backend, root=root, options=work.options) as store:
@@ -231,7 +231,7 @@ def test_creators_and_writers_of_shared_files_killed_at_any_moment(
     """No torn name; what is left is gone on with or removed: the shared files' own check."""
     refusal = kills.need_direct(case, disk_path)
     if refusal:
-        pytest.skip(f"the temporary directory's medium lacks it: {refusal}")
+        pytest.skip(f"the temporary directory's file system lacks it: {refusal}")
     monkeypatch.setattr(moments, "KILLS", FILE_KILLS)
     monkeypatch.setattr(moments, "_SEED", seed())
     (disk_path / "a").mkdir()

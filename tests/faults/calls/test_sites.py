@@ -70,7 +70,7 @@ def test_a_call_that_fails_costs_the_operation_at_most(name: str, root: Path, ta
     try:
         bench = BENCHES[name](root)
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"the temporary directory's medium lacks it: {exc}")
+        pytest.skip(f"the temporary directory's file system lacks it: {exc}")
     todo = list(every_fault(bench.calls(), CALLS))
     if len(todo) > FAULTS:
         todo = random.Random(f"{seed()} {name}").sample(todo, FAULTS)

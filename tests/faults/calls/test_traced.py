@@ -201,10 +201,10 @@ def lost_syncs(
 ) -> list[str]:
     """Return the calls whose success rests on fewer successful syncs than without a fault."""
     calls = {site: needed[SITES[site]] for site in SYNCS}
-    told = {key: error and kvio.KvioError(error[0]) for key, error in answer["errors"].items()}
+    reported = {key: error and kvio.KvioError(error[0]) for key, error in answer["errors"].items()}
     return [
-        f"success is told, but of {owed} calls of {SITES[site]} {good[SITES[site]]} succeeded"
-        for site, owed in syncs_owed(scenario, calls, told).items()
+        f"success is reported, but of {owed} calls of {SITES[site]} {good[SITES[site]]} succeeded"
+        for site, owed in syncs_owed(scenario, calls, reported).items()
         if good[SITES[site]] < owed
     ]
 
@@ -227,7 +227,7 @@ def check(scenario: Scenario, how: Injection, answer: dict[str, Any], injected: 
         held = answer["stored"][key]
         if error is None:
             if held != scenario.new.hex():
-                broken.append(f"success is told, but {key} is not what was written")
+                broken.append(f"success is reported, but {key} is not what was written")
             continue
         if held not in {None if c is None else c.hex() for c in scenario.allowed_after_failure()}:
             broken.append(f"after {error} {key} is torn")
@@ -250,12 +250,12 @@ PATHS: Final = tuple(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", PATHS, ids=lambda s: s.name)
-def test_errors_of_the_kernel_are_told_as_errors_of_the_table(
+def test_errors_of_the_kernel_are_reported_as_errors_of_the_table(
     scenario: Scenario, traced: Traced, tally: Tally
 ) -> None:
     """Failed by strace, a publish gives no receipt and no torn name, leaks nothing, and works."""
     if reason := traced.prepare(scenario.name):
-        pytest.skip(f"the temporary directory's medium lacks it: {reason}")
+        pytest.skip(f"the temporary directory's file system lacks it: {reason}")
     _, needed = observe(traced, scenario.name)
     ways = list(injections(needed))
     few = random.Random(seed()).sample(ways, min(len(ways), size(10, 1 << 20)))
@@ -285,7 +285,7 @@ def test_calls_beside_the_table_fail_as_typed_errors(traced: Traced, tally: Tall
     """What Python itself asks for a shared file may fail as well: typed, whole or no name."""
     name = next(name for name in SUBJECTS if name.startswith("shared file"))
     if reason := traced.prepare(name):
-        pytest.skip(f"the temporary directory's medium lacks it: {reason}")
+        pytest.skip(f"the temporary directory's file system lacks it: {reason}")
     observe(traced, name)
     listed = traced.listed_of_one_thread(name)
     ways = [
@@ -310,7 +310,7 @@ def test_calls_beside_the_table_fail_as_typed_errors(traced: Traced, tally: Tall
         (error,), (held,) = answer["errors"].values(), answer["stored"].values()
         said = f"{how.option}: {error}, {held}"
         if error is None and held != "whole":
-            problems.append(f"{said}: success is told, but there is no file")
+            problems.append(f"{said}: success is reported, but there is no file")
         if error is not None and not hasattr(kvio, error[0]):
             problems.append(f"{said}: not of the tree of errors")
         if answer["left"]:

@@ -1,4 +1,4 @@
-"""A kvio that takes no heed of what a full medium says: the harness must not believe it."""
+"""A kvio that takes no heed of what a full medium says: the harness must not trust it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python -m tests.faults.full.story ROOT WAY HUGE
 
-A story judges nothing. `judge` holds what was told against what lies on the medium, read without
+A story judges nothing. `judge` holds what was told against what lies on the disk, read without
 kvio; a broken kvio may have told it.
 """
 
@@ -59,7 +59,7 @@ WAYS: Final = {
     "renamed-durable": Way(publish="rename"),
     "plain-durable": Way(layout="plain"),
 }
-#: Late errors: what NFS takes it may have to give back; its fsync is believed because we say so.
+#: Late errors: what NFS takes it may have to give back; its fsync is trusted because we say so.
 NFS_WAYS: Final = {
     "nfs-visible": Way(durability="visible"),
     "nfs-durable": Way(options={"trust_fsync": True}),
@@ -73,7 +73,7 @@ def content(key: str, nbytes: int) -> bytes:
     return faultlab.pattern(faultlab.crc32c(key.encode()), nbytes)
 
 
-def error_told(error: BaseException | None) -> list[Any]:
+def error_reported(error: BaseException | None) -> list[Any]:
     """Describe an error: its class, its errno and its key."""
     number = getattr(error, "errno", None)
     name = errno.errorcode.get(number, number) if number else number
@@ -85,7 +85,7 @@ def attempt(store: kvio.Store, key: str, nbytes: int) -> list[Any]:
     try:
         store.write_block(key, content(key, nbytes), if_exists="replace")
     except kvio.KvioError as exc:
-        return error_told(exc)
+        return error_reported(exc)
     return []
 
 
@@ -100,49 +100,49 @@ def tell(store: kvio.Store, huge: int, room: Room, slack: int) -> dict[str, Any]
         key = f"k{len(stored)}"
         failure = attempt(store, key, BLOCK)
         stored += [] if failure else [key]
-    told: dict[str, Any] = {"stored": stored, "failure": failure}
+    reported: dict[str, Any] = {"stored": stored, "failure": failure}
     again = f"k{len(stored)}"
-    told["again"], before = attempt(store, again, huge), room()
-    told["once more"] = attempt(store, again, huge)
-    told["lost room"] = mounts.lost_bytes(before, room, slack)
-    told["replaced"] = attempt(store, stored[0], huge)
+    reported["again"], before = attempt(store, again, huge), room()
+    reported["once more"] = attempt(store, again, huge)
+    reported["lost room"] = mounts.lost_bytes(before, room, slack)
+    reported["replaced"] = attempt(store, stored[0], huge)
     sizes = {f"b{i}": huge if i % 2 else SMALL for i in range(5)}
-    told["gone"], told["kept"] = stored[1:5], [stored[0], *stored[5:]]
-    told["deleted"] = [result.ok for result in store.delete_blocks(told["gone"])]
+    reported["gone"], reported["kept"] = stored[1:5], [stored[0], *stored[5:]]
+    reported["deleted"] = [result.ok for result in store.delete_blocks(reported["gone"])]
     results = store.write_blocks([(key, content(key, n)) for key, n in sizes.items()])
-    told["batch"] = [
-        [one.key, sizes[one.key], one.ok, one.receipt is not None, error_told(one.error)]
+    reported["batch"] = [
+        [one.key, sizes[one.key], one.ok, one.receipt is not None, error_reported(one.error)]
         for one in results
     ]
     room()  # what was removed is gone
-    told["after"] = attempt(store, "after", SMALL)
-    return told
+    reported["after"] = attempt(store, "after", SMALL)
+    return reported
 
 
 def judge(
-    told: dict[str, Any], root: Path, *, layout: str = "block", numbers: tuple[str, ...]
+    reported: dict[str, Any], root: Path, *, layout: str = "block", numbers: tuple[str, ...]
 ) -> None:
     """Hold what was told against the medium; *numbers*: names of errnos that are right."""
 
     def peek(key: str) -> bytes | None:
         return faultlab.peek(root, key, layout=layout)
 
-    assert 8 <= len(told["stored"]) < MOST, f"{len(told['stored'])} blocks fill it"
-    failed = f"k{len(told['stored'])}"
+    assert 8 <= len(reported["stored"]) < MOST, f"{len(reported['stored'])} blocks fill it"
+    failed = f"k{len(reported['stored'])}"
     for name in ("failure", "again", "once more"):
-        assert told[name] in [["StorageFullError", number, failed] for number in numbers]
-    assert told["replaced"][:1] == ["StorageFullError"]
+        assert reported[name] in [["StorageFullError", number, failed] for number in numbers]
+    assert reported["replaced"][:1] == ["StorageFullError"]
     assert peek(failed) is None
-    for key in told["kept"]:
+    for key in reported["kept"]:
         assert peek(key) == content(key, BLOCK), key
-    assert all(told["deleted"])
-    assert [peek(key) for key in told["gone"]] == [None] * len(told["gone"])
-    for key, nbytes, ok, receipt, error in told["batch"]:
+    assert all(reported["deleted"])
+    assert [peek(key) for key in reported["gone"]] == [None] * len(reported["gone"])
+    for key, nbytes, ok, receipt, error in reported["batch"]:
         # A small block may find no room while a large one, beside it, is being tried.
         assert ok == receipt <= (nbytes == SMALL), (key, error)
         assert peek(key) == (content(key, nbytes) if ok else None), key
         assert ok or error[0] == "StorageFullError"
-    assert told["after"] == []
+    assert reported["after"] == []
     assert peek("after") == content("after", SMALL)
     assert not faultlab.temporaries(root)
 

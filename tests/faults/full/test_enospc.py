@@ -60,11 +60,11 @@ def test_a_full_device_refuses_what_does_not_fit_and_nothing_else(
     """A StorageFullError, no receipt, no name, the room back, and what is smaller still fits."""
     slack = media.SLACK_BYTES[kind]
     with open_way(way, root) as store:
-        told = story.tell(store, media.HUGE_BYTES, lambda: mounts.free_bytes(root), slack)
+        reported = story.tell(store, media.HUGE_BYTES, lambda: mounts.free_bytes(root), slack)
 
-    story.judge(told, root, layout=story.WAYS[way].layout, numbers=("ENOSPC",))
-    assert told["lost room"] <= slack
-    tally.add(faults=5, receipts=len(told["stored"]) + 4, lost=0, torn=0)
+    story.judge(reported, root, layout=story.WAYS[way].layout, numbers=("ENOSPC",))
+    assert reported["lost room"] <= slack
+    tally.add(faults=5, receipts=len(reported["stored"]) + 4, lost=0, torn=0)
 
 
 @pytest.mark.parametrize("kind", media.KINDS)

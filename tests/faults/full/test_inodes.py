@@ -46,17 +46,17 @@ def test_a_file_system_without_inodes_is_a_full_one(
     """No inode is left behind, no block lost, and deleting one makes room for one."""
     way = story.Way(durability="visible", publish=publish, layout=layout)
     with way.open(few_files) as store:
-        told = {}
+        reported = {}
         for number in range(_MANY):
             key = f"k{number}"
-            told[key] = story.attempt(store, key, _TINY)
+            reported[key] = story.attempt(store, key, _TINY)
         free = os.statvfs(few_files).f_ffree
         results = store.write_blocks([(f"b{i}", story.content(f"b{i}", _TINY)) for i in range(9)])
         left = os.statvfs(few_files).f_ffree
-        stored = [key for key, error in told.items() if not error]
+        stored = [key for key, error in reported.items() if not error]
 
         assert 10 < len(stored) <= 90
-        for key, error in told.items():
+        for key, error in reported.items():
             assert error in ([], ["StorageFullError", "ENOSPC", key])
             expected = None if error else story.content(key, _TINY)
             assert faultlab.peek(few_files, key, layout=layout) == expected
@@ -70,7 +70,7 @@ def test_a_file_system_without_inodes_is_a_full_one(
             kvio.SharedFile.create(few_files / "f", 5000, durability="visible")
     kept = faultlab.peek(few_files, stored[1], layout=layout)
     assert kept == story.content(stored[1], _TINY)
-    tally.add(faults=len(told) - len(stored) + 11, receipts=len(stored), lost=0, torn=0)
+    tally.add(faults=len(reported) - len(stored) + 11, receipts=len(stored), lost=0, torn=0)
 
 
 @pytest.mark.root

@@ -68,11 +68,11 @@ def test_a_quota_that_is_used_up_is_a_full_medium(limited: Path, way: str, tally
         return _LIMIT_BYTES - used_bytes(limited)
 
     with store:
-        told = story.tell(store, media.HUGE_BYTES, left_bytes, _SLACK_BYTES)
+        reported = story.tell(store, media.HUGE_BYTES, left_bytes, _SLACK_BYTES)
 
-    story.judge(told, limited, layout=story.WAYS[way].layout, numbers=("EDQUOT",))
-    assert told["lost room"] <= _SLACK_BYTES
-    tally.add(faults=5, receipts=len(told["stored"]) + 4, lost=0, torn=0)
+    story.judge(reported, limited, layout=story.WAYS[way].layout, numbers=("EDQUOT",))
+    assert reported["lost room"] <= _SLACK_BYTES
+    tally.add(faults=5, receipts=len(reported["stored"]) + 4, lost=0, torn=0)
 
 
 @pytest.mark.parametrize("preallocate", [True, False], ids=["allocated", "hole"])

@@ -60,10 +60,10 @@ def observe(line: Line, cases: Mapping[str, Callable[[], Any]]) -> None:
     """Print the result of each case, or how it failed: a line of JSON each."""
     for name, case in cases.items():
         try:
-            told = {"name": name, "seen": case()}
+            reported = {"name": name, "seen": case()}
         except BaseException:  # noqa: BLE001  # the host shows it
-            told = {"name": name, "error": traceback.format_exc()}
-        line.tell(json.dumps(told))
+            reported = {"name": name, "error": traceback.format_exc()}
+        line.tell(json.dumps(reported))
 
 
 def run(*command: str) -> str:

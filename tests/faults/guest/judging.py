@@ -29,7 +29,7 @@ class Told(NamedTuple):
     version: int
 
 
-def told(line: str) -> Told:
+def reported(line: str) -> Told:
     """Read a line of the workload."""
     disk, place, key, version = line.split()
     return Told(disk, place, key, int(version))
@@ -114,7 +114,7 @@ def _judge_block(
         return
     verdict.judge(where, version, newest)
     if version is not None and _peek(below, key, place.layout) != data:
-        verdict.wrong.append(f"{where}: other bytes on the medium")
+        verdict.wrong.append(f"{where}: other bytes on the disk")
 
 
 def _peek(below: Path, key: str, layout: str) -> bytes | None:
@@ -145,7 +145,7 @@ def judge_shared(root: Path, newest: dict[str, int]) -> Verdict:
         if version_of(bytes(data), SHARED, key) is None:
             verdict.wrong.append(where)
         elif raw.sealed(directory / key).payload != data:
-            verdict.wrong.append(f"{where}: other bytes on the medium")
+            verdict.wrong.append(f"{where}: other bytes on the disk")
     return verdict
 
 

@@ -70,8 +70,8 @@ def settled(server: Path) -> None:
     deadline = time.monotonic() + _LONGEST_S
     while kept := list(server.rglob(".nfs*")) or nameless_bytes() > _SLACK_BYTES:
         mounts.free_bytes(_MOUNTED)  # a sync makes the client try
-        told = f"kept: {kept}; open here: {faultlab.open_descriptors()}"
-        assert time.monotonic() < deadline, told
+        reported = f"kept: {kept}; open here: {faultlab.open_descriptors()}"
+        assert time.monotonic() < deadline, reported
 
 
 def nameless_bytes() -> int:
@@ -99,12 +99,12 @@ def blocks(way: str) -> int:
     """Run a story of blocks; judge it where the server has them."""
     client, server = begin(way)
     with story.NFS_WAYS[way].open(client) as store:
-        told = story.tell(store, _HUGE_BYTES, lambda: room(server), _SLACK_BYTES)
+        reported = story.tell(store, _HUGE_BYTES, lambda: room(server), _SLACK_BYTES)
     settled(server)
     layout = story.NFS_WAYS[way].layout
-    story.judge(told, server, layout=layout, numbers=("ENOSPC",))
-    assert told["lost room"] <= _SLACK_BYTES, told["lost room"]
-    return len(told["stored"])
+    story.judge(reported, server, layout=layout, numbers=("ENOSPC",))
+    assert reported["lost room"] <= _SLACK_BYTES, reported["lost room"]
+    return len(reported["stored"])
 
 
 def late() -> str:
@@ -155,7 +155,7 @@ def shared_file(*, preallocate: bool) -> int:
             file.seal()
     except kvio.KvioError as exc:
         error = exc
-    assert story.error_told(error)[:2] == ["StorageFullError", "ENOSPC"], repr(error)
+    assert story.error_reported(error)[:2] == ["StorageFullError", "ENOSPC"], repr(error)
     settled(server)
     left = [(path.name, path.stat().st_size) for path in server.iterdir()]
     assert not left, f"{left}: {error!r}"

@@ -121,10 +121,10 @@ def blocks(quota: Quota, way: str) -> int:
         with story.WAYS[way].open(quota.root) as store:
             return story.tell(store, _HUGE_BYTES, quota.left_bytes, slack)
 
-    told = quota.inside(work)
-    story.judge(told, quota.root, layout=story.WAYS[way].layout, numbers=(quota.error,))
-    assert told["lost room"] <= slack, told["lost room"]
-    return len(told["stored"])
+    reported = quota.inside(work)
+    story.judge(reported, quota.root, layout=story.WAYS[way].layout, numbers=(quota.error,))
+    assert reported["lost room"] <= slack, reported["lost room"]
+    return len(reported["stored"])
 
 
 def files(quota: Quota, way: str) -> int:
@@ -136,12 +136,12 @@ def files(quota: Quota, way: str) -> int:
         with story.WAYS[way].open(quota.root) as store:
             return {f"k{i}": story.attempt(store, f"k{i}", story.SMALL) for i in range(_INODES)}
 
-    told = quota.inside(work)
+    reported = quota.inside(work)
     used = quota.used()[1]
     assert used <= _INODES
-    good = [key for key, error in told.items() if not error]
+    good = [key for key, error in reported.items() if not error]
     assert 10 < len(good) < _INODES, len(good)
-    for key, error in told.items():
+    for key, error in reported.items():
         assert error in ([], ["StorageFullError", quota.error, key]), error
         expected = None if error else story.content(key, story.SMALL)
         assert faultlab.peek(quota.root, key, layout=layout) == expected
@@ -162,11 +162,11 @@ def shared_file(quota: Quota, *, preallocate: bool) -> int:
                 file.pwrite(story.content("f", _HUGE_BYTES), 0)
                 file.seal()
         except kvio.KvioError as exc:
-            return story.error_told(exc)
+            return story.error_reported(exc)
         return []
 
-    told = quota.inside(work)
-    assert told[:2] == ["StorageFullError", quota.error], told
+    reported = quota.inside(work)
+    assert reported[:2] == ["StorageFullError", quota.error], reported
     assert os.listdir(quota.root) == []
     lost = before - quota.left_bytes()
     assert lost <= _SLACK_BYTES[quota.kind], lost

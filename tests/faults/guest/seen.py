@@ -27,19 +27,19 @@ class Seen:
 
     def __getitem__(self, case: str) -> Any:
         """Return what was seen; fail with what went wrong in the guest."""
-        told = self.lines.get(case)
-        if told is None:
+        reported = self.lines.get(case)
+        if reported is None:
             pytest.fail(f"the guest said nothing of {case}; its console:\n{self.console}")
-        if "error" in told:
-            pytest.fail(f"in the guest:\n{told['error']}", pytrace=False)
-        return told["seen"]
+        if "error" in reported:
+            pytest.fail(f"in the guest:\n{reported['error']}", pytrace=False)
+        return reported["seen"]
 
 
 def see(work: Path, module: str, images: Sequence[Path], *arguments: str) -> Seen:
     """Run a guest whose program is *module* until it ends."""
     with boot.Guest(work, module, arguments, disks=images) as guest:
-        told = [json.loads(line) for line in guest.lines()]
+        reported = [json.loads(line) for line in guest.lines()]
         console = guest.console
     for image in images:
         image.unlink()
-    return Seen({one["name"]: one for one in told}, console)
+    return Seen({one["name"]: one for one in reported}, console)

@@ -23,8 +23,8 @@ def test_a_shared_file_is_taken_over_whenever_btrfs_commits(tmp_path: Path, tall
     image = disks.make_disk(tmp_path, "btrfs", _DISK_MIB)
     machine = boot.Guest(tmp_path, "tests.faults.guest.commits", disks=[image])
     with machine as guest:
-        told = next(guest.lines(), None)
-        assert told == str(commits.NBYTES), guest.console
+        reported = next(guest.lines(), None)
+        assert reported == str(commits.NBYTES), guest.console
         guest.cut()
     tally.add(cuts=1)
     with disks.mounted(image, "btrfs") as root:

@@ -62,14 +62,14 @@ def live_and_die(
     )
     with machine as guest:
         for line in guest.lines():
-            receipts.append(judging.told(line))
+            receipts.append(judging.reported(line))
             lanes.discard((receipts[-1].disk, receipts[-1].place))
             more -= not lanes
             if more < 0:
                 break
         else:
             pytest.fail(f"the guest ended by itself\n{guest.console}")
-        receipts += map(judging.told, guest.cut())
+        receipts += map(judging.reported, guest.cut())
     return receipts
 
 

@@ -105,10 +105,12 @@ def batches(place: Place, store: kvio.Store, cut: int) -> Iterator[tuple[str, in
         names = [(place.key(f"b{cut}-{number}-{i}"), 0) for i in range(_BATCH)]
         names.append((place.key(f"b{cut}"), number))
         items = [(key, content(place.name, key, version)) for key, version in names]
-        for result, told in zip(store.write_blocks(items, if_exists="replace"), names, strict=True):
+        for result, reported in zip(
+            store.write_blocks(items, if_exists="replace"), names, strict=True
+        ):
             if result.error is not None:
                 raise result.error
-            yield told
+            yield reported
 
 
 def shared(directory: str, cut: int) -> Iterator[tuple[str, int]]:

@@ -22,7 +22,7 @@ MUTANTS: Final = {
     "no_file_sync": "the directory is synced, the file is not: a name over nothing",
     "rename_without_sync": "a named temporary is renamed without a sync of its bytes",
     "no_sync": "neither the file nor its directory is synced",
-    "retry_failed_sync": "a sync that failed is made again, and its second answer believed",
+    "retry_failed_sync": "a sync that failed is made again, and its second answer trusted",
 }
 #: Keep their receipts, because the sync of an inode commits the journal that has its name; what is
 #: torn is a name that has none yet, when somebody else's sync commits that journal before.

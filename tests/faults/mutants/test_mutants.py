@@ -82,9 +82,9 @@ def test_a_variant_breaks_what_it_says(variant: str, library: Path, real_disk: P
 def test_a_failed_sync_is_made_again(library: Path, real_disk: Path) -> None:
     """The first sync fails: the program hears of it, unless it is made a second time."""
     injected = ("-e", "inject=fdatasync:error=EIO:when=1")
-    believed = calls(library, "retry_failed_sync", real_disk, *injected)
+    trusted = calls(library, "retry_failed_sync", real_disk, *injected)
 
-    assert believed == ["sync", *_DOES[""]]
+    assert trusted == ["sync", *_DOES[""]]
 
 
 def test_a_misspelt_variant_runs_nothing(library: Path) -> None:

@@ -123,7 +123,7 @@ class Campaign:
             self._look(f"{name} before the trailer", reading.ALL)
 
     def healed(self) -> None:
-        """See that the harness damaged the block and nothing else: healed, it is whole."""
+        """Check that the harness damaged the block and nothing else: healed, it is whole."""
         assert bytes(self.store.read_block(self.key)) == self.payload
         assert self.store.verify_block(self.key).ok
         if self.tier is not None:

@@ -32,8 +32,8 @@ def main(root: Path) -> None:
             done.shapes(3)
             done.contents(iter([("another key's block", faultlab.seal(payload, "models/b"))]))
             done.healed()
-    told = {"flips": done.flips, "missed": done.missed, "core": str(_native.__file__)}
-    print(json.dumps(told))
+    reported = {"flips": done.flips, "missed": done.missed, "core": str(_native.__file__)}
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

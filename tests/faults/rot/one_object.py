@@ -54,7 +54,7 @@ def run(library: str, *, much: bool = FULL) -> dict[str, Any]:
     Every byte of a trailer is changed where there is `much` to do, for one library and one length:
     which bytes are looked at is no library's business.
     """
-    told: dict[str, Any] = {"flips": 0, "detected": 0, "missed": []}
+    reported: dict[str, Any] = {"flips": 0, "detected": 0, "missed": []}
     dice = random.Random(f"{seed()} {library}")
     with FaultyServer() as server, open_faulty(library, server) as store:
         for nbytes in (0, 5, 9001) if much else (9001,):
@@ -65,10 +65,10 @@ def run(library: str, *, much: bool = FULL) -> dict[str, Any]:
             done.checksummed(80 if much else 8)
             done.contents(others(done, dice, 40 if much else 6))
             done.healed()
-            told["flips"] += done.flips
-            told["detected"] += done.detected
-            told["missed"] += done.missed
-    return told
+            reported["flips"] += done.flips
+            reported["detected"] += done.detected
+            reported["missed"] += done.missed
+    return reported
 
 
 def others(done: Campaign, dice: random.Random, cuts: int) -> Iterator[tuple[str, bytes]]:

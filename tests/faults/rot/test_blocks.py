@@ -192,7 +192,7 @@ def test_keep_writes_over_what_is_broken(backend: str, place: Path, tally: Tally
             broken = whole[:at] + bytes([whole[at] ^ 1 << dice.randrange(8)]) + whole[at + 1 :]
             path.write_bytes(broken if dice.randrange(3) else whole[:at])
 
-            mended = not store.write_block(KEY, payload).existed
-            tally.add(flips=1, detected=mended)
-            assert mended
+            fixed = not store.write_block(KEY, payload).existed
+            tally.add(flips=1, detected=fixed)
+            assert fixed
             assert faultlab.peek(place, KEY) == payload

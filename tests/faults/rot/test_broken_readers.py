@@ -26,11 +26,11 @@ from tests.posix import faultlab
 def campaign(source: Path, number: int | None, root: Path) -> dict[str, Any]:
     """Run the campaign on one of the readers."""
     root.mkdir(mode=0o700)
-    told: dict[str, Any] = json.loads(
+    reported: dict[str, Any] = json.loads(
         mutants.run(source, "tests.faults.rot.one_block", number, str(root))
     )
-    assert Path(told["core"]).is_relative_to(source), "it was not the core that was built"
-    return told
+    assert Path(reported["core"]).is_relative_to(source), "it was not the core that was built"
+    return reported
 
 
 @pytest.mark.slow

@@ -30,13 +30,13 @@ def test_no_changed_byte_of_an_object_is_returned(library: str, tally: Tally) ->
     """Trailer, payload, length, another's block: all is refused, and what is refused is typed."""
     if library == ALONE:
         require(library)
-        told = alone(library)
+        reported = alone(library)
     else:
         registered(library)
-        told = one_object.run(library)
+        reported = one_object.run(library)
 
-    tally.add(flips=told["flips"], detected=told["detected"])
-    assert told["missed"] == []
+    tally.add(flips=reported["flips"], detected=reported["detected"])
+    assert reported["missed"] == []
 
 
 def alone(library: str) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def alone(library: str) -> dict[str, Any]:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    told: dict[str, Any] = json.loads(ended.stdout)
-    return told
+    reported: dict[str, Any] = json.loads(ended.stdout)
+    return reported
 
 
 def _any_trailer(end: bytes, *, total: int, namespace: str, key: str) -> Trailer:
@@ -74,7 +74,7 @@ def _no_check(*_: object) -> None:
 
 #: What a broken reader does instead.
 MUTANTS: Final = {
-    "believes any trailer": ("parse", _any_trailer),
+    "trusts any trailer": ("parse", _any_trailer),
     "skips the hash of the key": ("parse", _any_key),
     "checks the length only": ("check_payload", _no_check),
 }

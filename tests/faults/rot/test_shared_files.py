@@ -1,7 +1,8 @@
 """Shared files: sealed ones, and what they are made of until then, with bytes changed.
 
 A sealed file does not hold its name, so one that is put under another's path is that file; and a
-file that was replaced cannot be told from the one before it but by its receipt. Neither is counted.
+file that was replaced is distinguished from the one before it by its receipt alone. Neither is
+counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""S3 backends that believe too early or too much, to see that the matrix finds them."""
+"""S3 backends that trust too early or too much, to see that the matrix finds them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _checks_no_payload(_: Method) -> Method:
 
 
 def _asks_again_whatever_it_was(call: Method) -> Method:
-    """What may have been carried out is asked for again, though that cannot be told apart."""
+    """What may have been carried out is asked for again, though that cannot be distinguished."""
 
     def ask(self: object, *arguments: Any, **more: Any) -> Any:
         return call(self, *arguments, **{**more, "once_only": False})

@@ -55,8 +55,8 @@ LEARNS_THE_TIME: Final = ("s3+s3dlio",)
 class Matrix:
     """One library at a proxy before a server."""
 
-    def __init__(self, library: str, proxy: Proxy, raw: RawS3, told: Told) -> None:
-        self._library, self._proxy, self._raw, self._told = library, proxy, raw, told
+    def __init__(self, library: str, proxy: Proxy, raw: RawS3, reported: Told) -> None:
+        self._library, self._proxy, self._raw, self._reported = library, proxy, raw, reported
         self._number = 0
 
     def run(self, cells: Sequence[tuple[Fault, str]], *, once: bool, after: int) -> None:
@@ -91,7 +91,7 @@ class Matrix:
                 withheld = self._proxy.hanging
             timeouts = [o for outcomes, _ in found for o in outcomes.values()]
             if "StorageTimeoutError" in timeouts and not withheld:
-                self._told.wrong.append(f"{fault.name}: nothing was withheld any more")
+                self._reported.wrong.append(f"{fault.name}: nothing was withheld any more")
             how = "once" if once else "always"
             limit_s = pace["request_timeout_s"] * (4 if once else 1)
             for (operation, (_, keys)), word, (outcomes, took_s) in zip(
@@ -115,19 +115,19 @@ class Matrix:
             done = "bad" if OPERATIONS[operation].deletes else "BlockExistsError"
             carried_out = OPERATIONS[operation].deletes or operation == UNDECIDED
             for _ in range(PATIENCE):  # hasty timeouts, on a machine that may be busy
-                told = OPERATIONS[operation].does(store, keys)
-                if "StorageTimeoutError" not in told.values():
+                reported = OPERATIONS[operation].does(store, keys)
+                if "StorageTimeoutError" not in reported.values():
                     break
             for key in keys:
-                calm = "good" if carried_out and told[key] == done else told[key]
+                calm = "good" if carried_out and reported[key] == done else reported[key]
                 met_here = met[f"{PREFIX}/{folder}/"]
                 self._judge(fault, operation, key, "again", {key: calm}, met_here)
                 if calm != "good":
-                    self._told.wrong.append(f"{fault.name} | {operation} | again: {calm}")
+                    self._reported.wrong.append(f"{fault.name} | {operation} | again: {calm}")
 
     def run_skewed(self, clock: skewed.Clock, operations: Sequence[str]) -> None:
         """Try operations while the clocks differ: one error, no retry, and nothing is stored."""
-        fault, told = Fault("clock skew", before=True), self._told
+        fault, reported = Fault("clock skew", before=True), self._reported
         with self._opened({**PATIENT, "retries": 3}) as store:
             for operation in operations:
                 _, keys = self._prepared(operation)
@@ -135,12 +135,12 @@ class Matrix:
                     outcomes = OPERATIONS[operation].does(store, keys)
                 for key in keys:
                     self._judge(fault, operation, key, "really", outcomes, ())
-                    learnt = told.met[fault.name] and self._library in LEARNS_THE_TIME
-                    told.met[fault.name] += outcomes[key] == DENIED
+                    learnt = reported.met[fault.name] and self._library in LEARNS_THE_TIME
+                    reported.met[fault.name] += outcomes[key] == DENIED
                     if outcomes[key] != DENIED and not learnt:
-                        told.wrong.append(f"clock skew | {operation}: {outcomes[key]}")
+                        reported.wrong.append(f"clock skew | {operation}: {outcomes[key]}")
             if again := store.stats().retries:
-                told.wrong.append(f"clock skew: {again} requests were made again")
+                reported.wrong.append(f"clock skew: {again} requests were made again")
 
     @contextlib.contextmanager
     def _opened(self, options: Mapping[str, Any]) -> Iterator[kvio.Store]:
@@ -176,7 +176,7 @@ class Matrix:
         cell = Cell(
             self._library, server, fault, operation, key, how, outcomes[key], tuple(met), **timing
         )
-        self._told.judge(cell, self._raw)
+        self._reported.judge(cell, self._raw)
 
 
 def _side_by_side(
@@ -215,7 +215,7 @@ def run(
     differ. One library takes its timeouts from the first store of a process. *turns*: whether a
     fault passes, and after how many requests.
     """
-    told, dice = Told(), random.Random(f"{seed()} {library} {server}")
+    reported, dice = Told(), random.Random(f"{seed()} {library} {server}")
     with contextlib.ExitStack() as stack:
         if pace == "skewed":
             endpoint, clock = stack.enter_context(skewed.serving())
@@ -225,7 +225,7 @@ def run(
         stack.enter_context(broken.backend(library, mutant))
         raw = RawS3(endpoint)
         raw.create_bucket(BUCKET)
-        matrix = Matrix(library, proxy, raw, told)
+        matrix = Matrix(library, proxy, raw, reported)
         operations = [name for name in OPERATIONS if FULL or name != "list pages"]
         if clock is not None:
             matrix.run_skewed(clock, operations)
@@ -238,11 +238,11 @@ def run(
             for fault, once in hanging if FULL else [dice.choice(hanging)]:
                 concerned = [name for name in operations if concerns(fault, name)]
                 matrix.run_hanging(fault, concerned, once=once)
-        told.requests = proxy.requests
-        told.met.update(proxy.met)
+        reported.requests = proxy.requests
+        reported.met.update(proxy.met)
         if proxy.expecting:
-            told.wrong.append(f"{proxy.expecting} requests waited for 100 Continue")
-    return told.plain()
+            reported.wrong.append(f"{proxy.expecting} requests waited for 100 Continue")
+    return reported.plain()
 
 
 def cells_of(turn: tuple[bool, int], dice: random.Random) -> list[tuple[Fault, str]]:

@@ -40,7 +40,7 @@ class Message:
 
     @property
     def says_close(self) -> bool:
-        """Whether the other side is told not to go on."""
+        """Whether the other side is asked not to go on."""
         return self.header("connection").lower() == "close"
 
     def header(self, name: str) -> str:

@@ -60,12 +60,12 @@ def _come_of(call: Callable[[], object]) -> str:
 
 def _all(batch: Callable[[], Iterable[BlockResult]], keys: Sequence[str]) -> Outcomes:
     try:
-        return {one.key: _told(one) for one in batch()}
+        return {one.key: _reported(one) for one in batch()}
     except Exception as error:  # noqa: BLE001  # what happens to a block is in its result
         return dict.fromkeys(keys, f"untyped {type(error).__name__}")
 
 
-def _told(result: BlockResult) -> str:
+def _reported(result: BlockResult) -> str:
     if result.error is not None:
         return type(result.error).__name__
     return "good" if result.ok else "bad"

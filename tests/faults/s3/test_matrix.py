@@ -47,8 +47,8 @@ def filled(library: str, server: str, pace: str) -> dict[str, Any]:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    told: dict[str, Any] = json.loads(ended.stdout)
-    return told
+    reported: dict[str, Any] = json.loads(ended.stdout)
+    return reported
 
 
 @pytest.mark.timeout(LIMIT_S)
@@ -59,34 +59,34 @@ def test_what_is_said_of_an_operation_is_true(
     library: str, server: str, pace: str, tally: Tally
 ) -> None:
     """Whatever goes wrong: good is whole, a receipt is of what lies there, the rest is typed."""
-    told = filled(library, server, pace)
+    reported = filled(library, server, pace)
 
-    count(tally, told)
-    assert told["wrong"] == [], f"KVIO_FAULTS_SEED={seed()}"
-    assert sum(told["met"].values())
+    count(tally, reported)
+    assert reported["wrong"] == [], f"KVIO_FAULTS_SEED={seed()}"
+    assert sum(reported["met"].values())
     if FULL:
         of_pace = {f.name for f in FAULTS if (f.name in HANGING) == (pace == "hasty")}
-        assert of_pace - {name for name, times in told["met"].items() if times} == set()
+        assert of_pace - {name for name, times in reported["met"].items() if times} == set()
 
 
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_clock_that_is_wrong_denies_access_and_nothing_else(library: str, tally: Tally) -> None:
     """Where clocks differ by 20 minutes each operation is denied, once, and nothing is stored."""
-    told = filled(library, "s3mem", "skewed")
+    reported = filled(library, "s3mem", "skewed")
 
-    count(tally, told)
-    assert told["wrong"] == []
-    assert told["met"]["clock skew"]
+    count(tally, reported)
+    assert reported["wrong"] == []
+    assert reported["met"]["clock skew"]
 
 
-def count(tally: Tally, told: dict[str, Any]) -> None:
+def count(tally: Tally, reported: dict[str, Any]) -> None:
     """Count what a matrix has told."""
     tally.add(
-        requests=told["requests"],
-        faults=sum(told["met"].values()),
-        lost=told["lost"],
-        torn=told["torn"],
+        requests=reported["requests"],
+        faults=sum(reported["met"].values()),
+        lost=reported["lost"],
+        torn=reported["torn"],
     )
 
 
@@ -113,7 +113,7 @@ def cell_of(mutant: str) -> tuple[list[tuple[Fault, str]], tuple[bool, int]]:
 
 @pytest.mark.parametrize("library", BROKEN)
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_backend_that_believes_too_much_is_found(
+def test_a_backend_that_trusts_too_much_is_found(
     mutant: str, library: str, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each says of something that it went well, and the matrix sees that it did not."""
@@ -122,9 +122,9 @@ def test_a_backend_that_believes_too_much_is_found(
     cells, turn = cell_of(mutant)
     monkeypatch.setattr(matrix, "cells_of", lambda *_: cells)
 
-    told = matrix.run(library, "s3mem", "patient", turns=[turn], mutant=mutant)
+    reported = matrix.run(library, "s3mem", "patient", turns=[turn], mutant=mutant)
 
-    assert told["wrong"]
+    assert reported["wrong"]
     tally.add(caught=1)
 
 
@@ -138,7 +138,7 @@ def test_a_sound_backend_is_not_found(library: str, monkeypatch: pytest.MonkeyPa
         cells.setdefault(turn, []).extend(own)
     monkeypatch.setattr(matrix, "cells_of", lambda turn, _: cells[turn])
 
-    told = matrix.run(library, "s3mem", "patient", turns=list(cells))
+    reported = matrix.run(library, "s3mem", "patient", turns=list(cells))
 
-    assert told["wrong"] == []
-    assert sum(told["met"].values()) >= len(MUTANTS)
+    assert reported["wrong"] == []
+    assert sum(reported["met"].values()) >= len(MUTANTS)

@@ -72,7 +72,7 @@ class Work(NamedTuple):
 @contextmanager
 def swapping(traps: list[Trap]) -> Iterator[subprocess.Popen[str]]:
     """Let another process exchange names while this one goes on."""
-    told = "\v".join("\t".join(map(str, trap)) for trap in traps)
+    reported = "\v".join("\t".join(map(str, trap)) for trap in traps)
     with subprocess.Popen(
         [sys.executable, "-c", SWAPPER],
         stdin=subprocess.PIPE,
@@ -81,7 +81,7 @@ def swapping(traps: list[Trap]) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(told + "\n")
+        process.stdin.write(reported + "\n")
         process.stdin.flush()
         assert process.stdout.readline() == "ready\n"
         try:

@@ -16,8 +16,8 @@ import pytest
 import kvio
 from tests.faults.totals import Tally
 from tests.posix import faultlab
+from tests.staging.controlled import LONG_S
 from tests.staging.daemon.daemons import serving
-from tests.staging.medium import LONG_S
 
 MASKS: Final = (0o000, 0o022, 0o277, 0o777)
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -36,7 +36,7 @@ def watched(folder: Path, mask: int) -> Iterator[None]:
 
 
 def look(folder: Path) -> None:
-    """See that everything below a folder is for its owner alone."""
+    """Check that everything below a folder is for its owner alone."""
     for path in folder.rglob("*"):
         info = path.lstat()
         assert not stat.S_IMODE(info.st_mode) & OTHERS, f"{path.name}: {info.st_mode:o}"

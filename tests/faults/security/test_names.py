@@ -64,7 +64,7 @@ def test_a_key_leads_nowhere_else(
     try:
         store = kvio.open_store(backend, root=untouched, layout=layout)
     except kvio.UnsupportedError as exc:
-        pytest.skip(f"{backend} on the temporary directory's medium: {exc}")
+        pytest.skip(f"{backend} on the temporary directory's file system: {exc}")
     with store:
         for word in WORDS[:: 1 if backend == "posix-tmpfile" else size(10, 1)]:
             for verb in _VERBS:
@@ -122,7 +122,7 @@ def test_a_namespace_leads_nowhere_else(untouched: Path, tally: Tally) -> None:
             assert faultlab.peek(untouched, "k", namespace=word) == b"data"
 
 
-def test_names_on_the_medium_are_keys_or_nothing(untouched: Path, tally: Tally) -> None:
+def test_names_on_the_file_system_are_keys_or_nothing(untouched: Path, tally: Tally) -> None:
     """Files that a stranger put there with names that lead elsewhere are in no listing."""
     with kvio.open_store("posix-tmpfile", root=untouched) as store:
         store.write_block("good", b"data")

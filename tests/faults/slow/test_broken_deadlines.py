@@ -16,7 +16,7 @@ from tests.faults import sizes
 from tests.faults.totals import Tally
 
 _ROOT: Final = Path(__file__).parents[3]
-#: A deadline that never fires is told from one that does by the limit of the child's tests.
+#: The limit of the child's tests distinguishes a deadline that never fires from one that does.
 _LIMIT_S: Final = 12
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]

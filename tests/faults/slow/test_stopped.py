@@ -68,7 +68,7 @@ def settle(store: kvio.Store) -> None:
 
 
 def check_whole(mount: Passthrough, store: kvio.Store, given_up: set[str]) -> None:
-    """See that what was given up is absent or whole, and nothing else came or was left."""
+    """Check that what was given up is absent or whole, and nothing else came or was left."""
     settle(store)
     below = mount.below / "root"
     for key in store.list_keys(timeout=LONG_S):
@@ -178,22 +178,24 @@ def test_other_mounts_go_on(
     tally.add(receipts=len(late.over) + 6, lost=0, torn=0)
 
 
-def test_what_ends_late_is_told_once(mount: Passthrough, store: kvio.Store, tally: Tally) -> None:
+def test_what_ends_late_is_reported_once(
+    mount: Passthrough, store: kvio.Store, tally: Tally
+) -> None:
     """A future that gave up stays given up; one that did not gets its receipt, once."""
-    told: list[str] = []
+    reported: list[str] = []
     with mount.stopped():
         early = [store.submit_write(f"e{i}", DATA, timeout=SOON_S) for i in range(3)]
         wait_for(early, LONG_S)
         patient = [store.submit_write(f"p{i}", DATA, timeout=LONG_S) for i in range(3)]
         for name, futures in (("early", early), ("patient", patient)):
             for one in futures:
-                one.add_done_callback(lambda _, name=name: told.append(name))  # type: ignore[misc]
+                one.add_done_callback(lambda _, name=name: reported.append(name))  # type: ignore[misc]
     receipts = [one.result(LONG_S) for one in patient]
     settle(store)
 
     assert [one.nbytes for one in receipts] == [len(DATA)] * 3
     assert all(isinstance(one.exception(0), kvio.StorageTimeoutError) for one in early)
-    assert sorted(told) == ["early"] * 3 + ["patient"] * 3
+    assert sorted(reported) == ["early"] * 3 + ["patient"] * 3
     for number in range(3):
         assert faultlab.peek(mount.below / "root", f"p{number}") == DATA
     check_whole(mount, store, {f"{name}{i}" for name in "ep" for i in range(3)})

@@ -72,12 +72,12 @@ def _build(work: Path) -> Path:
         if shutil.which(needed) is None:
             pytest.skip(f"needs {needed} ({_PACKAGES})")
     asked = ["pkg-config", "--cflags", "--libs", "fuse3"]
-    told = subprocess.run(asked, capture_output=True, text=True)
-    if told.returncode:
+    reported = subprocess.run(asked, capture_output=True, text=True)
+    if reported.returncode:
         pytest.skip(f"needs libfuse3 ({_PACKAGES})")
     program = work / "passthrough"
     flags = ["-Wall", "-Wextra", "-Wconversion", "-Werror", "-O1"]
-    command = ["cc", *flags, "-o", str(program), str(_SOURCE), *told.stdout.split()]
+    command = ["cc", *flags, "-o", str(program), str(_SOURCE), *reported.stdout.split()]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program

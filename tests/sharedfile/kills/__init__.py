@@ -256,7 +256,7 @@ def check_whole(path: Path, payload: bytes) -> None:
 
 
 def check_name(path: Path, payload: bytes) -> bool:
-    """See that the final name is absent, or whole and readable; whether it stands."""
+    """Check that the final name is absent, or whole and readable; whether it stands."""
     if not path.exists():
         return False
     check_whole(path, payload)

@@ -52,7 +52,7 @@ def calls_of(life: Life, case: Case, root: Path) -> list[tuple[str, int]]:
     """Count a life's calls by site, undisturbed; each once."""
     refusal = kills.need_direct(case, root)
     if refusal:
-        pytest.skip(f"the temporary directory's medium lacks it: {refusal}")
+        pytest.skip(f"the temporary directory's file system lacks it: {refusal}")
     path = root / "f"
     if life.before:
         life.before(path, case)

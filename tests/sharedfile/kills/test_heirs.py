@@ -36,7 +36,7 @@ def test_it_is_refused_while_the_creator_lives(disk_path: Path) -> None:
 
 
 def test_one_of_two_recoverers_takes_over(disk_path: Path) -> None:
-    """The other is told that the file is being written."""
+    """The other is notified that the file is being written."""
     path = disk_path / "f"
     kills.leave_half(path, BUFFERED)
     with SharedFile.recover(path) as file:
@@ -48,7 +48,7 @@ def test_one_of_two_recoverers_takes_over(disk_path: Path) -> None:
 
 @pytest.mark.slow
 def test_of_many_recoverers_one_takes_over(disk_path: Path) -> None:
-    """The others are told that it is being written, or find it sealed; it is sealed once."""
+    """The others are notified that it is being written, or find it sealed; it is sealed once."""
     for turn in range(10):
         path = disk_path / f"f{turn}"
         kills.leave_half(path, BUFFERED)

@@ -48,7 +48,7 @@ def test_after_another_boot_nothing_counts(case: Case, disk_path: Path) -> None:
     path = disk_path / "f"
     refusal = kills.need_direct(case, disk_path)
     if refusal:
-        pytest.skip(f"the temporary directory's medium lacks it: {refusal}")
+        pytest.skip(f"the temporary directory's file system lacks it: {refusal}")
     kills.leave_half(path, case)
     with SharedFile.recover(path) as file:
         assert 0 < sum(cell.nbytes for cell in file.missing()) < case.size
@@ -65,11 +65,11 @@ def test_after_another_boot_nothing_counts(case: Case, disk_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("layout", ["block", "plain"])
 def test_what_the_dead_wrote_is_read_again(case: Case, layout: str, disk_path: Path) -> None:
-    """A byte that changed on the medium since fails the seal of whoever took over; no name."""
+    """A byte that changed on the disk since fails the seal of whoever took over; no name."""
     path = disk_path / "f"
     refusal = kills.need_direct(case, disk_path)
     if refusal:
-        pytest.skip(f"the temporary directory's medium lacks it: {refusal}")
+        pytest.skip(f"the temporary directory's file system lacks it: {refusal}")
 
     def work() -> None:
         beside = layout == "plain" and "sidecar" in case.options
@@ -138,7 +138,7 @@ def test_a_map_that_was_never_finished_is_swept(disk_path: Path) -> None:
     assert sorted(os.listdir(disk_path)) == kills.names_of(disk_path / "f")
 
 
-def test_a_writer_that_comes_too_early_is_told_so(disk_path: Path) -> None:
+def test_a_writer_that_comes_too_early_is_reported_so(disk_path: Path) -> None:
     """While blocks are allocated the file is not ready yet, which is not damage."""
     path = disk_path / "f"
     die(path, BUFFERED, "fallocate")

@@ -23,19 +23,19 @@ from tests.staging import (
     test_tier_full,
     test_tier_promises,
 )
+from tests.staging.controlled import ControlledBackend, open_controlled
 from tests.staging.daemon import daemons
 from tests.staging.daemon.daemons import client_of, serving
-from tests.staging.medium import Medium, open_medium
 
 
-def _shared(medium: Medium) -> Capabilities:
-    return dataclasses.replace(medium.inner.capabilities, shared=True)
+def _shared(backend: ControlledBackend) -> Capabilities:
+    return dataclasses.replace(backend.inner.capabilities, shared=True)
 
 
 @pytest.fixture(autouse=True)
 def by_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tests of tiers stage by a daemon, over a medium that claims to be seen by all."""
-    monkeypatch.setattr(Medium, "capabilities", property(_shared))
+    """Let tests of tiers stage by a daemon, over a backend that claims to be seen by all."""
+    monkeypatch.setattr(ControlledBackend, "capabilities", property(_shared))
     for module in (
         *(test_files, test_files_reading),
         *(test_tier, test_tier_failures, test_tier_full, test_tier_promises),
@@ -44,15 +44,15 @@ def by_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store() -> Iterator[WrappedStore[Medium]]:
+def store() -> Iterator[WrappedStore[ControlledBackend]]:
     """A store whose writes can be held."""
-    with open_medium(level="durable") as store:
+    with open_controlled(level="durable") as store:
         yield store
         store.wrapper.let_go()
 
 
 @pytest.fixture
-def daemon(store: WrappedStore[Medium]) -> Iterator[StageDaemon]:
+def daemon(store: WrappedStore[ControlledBackend]) -> Iterator[StageDaemon]:
     """A daemon of 16 pages that gives up at the first failure."""
     with serving(store, 16 * 4096, retries=0) as daemon:
         yield daemon
@@ -60,7 +60,7 @@ def daemon(store: WrappedStore[Medium]) -> Iterator[StageDaemon]:
 
 
 @pytest.fixture
-def tier(store: WrappedStore[Medium], daemon: StageDaemon) -> Iterator[StagingTier]:
+def tier(store: WrappedStore[ControlledBackend], daemon: StageDaemon) -> Iterator[StagingTier]:
     """A client."""
     with client_of(store, daemon) as tier:
         yield tier
@@ -68,7 +68,7 @@ def tier(store: WrappedStore[Medium], daemon: StageDaemon) -> Iterator[StagingTi
 
 
 @pytest.fixture
-def other(store: WrappedStore[Medium], daemon: StageDaemon) -> Iterator[StagingTier]:
+def other(store: WrappedStore[ControlledBackend], daemon: StageDaemon) -> Iterator[StagingTier]:
     """Another client of the same daemon."""
     with client_of(store, daemon) as tier:
         yield tier

@@ -1,4 +1,4 @@
-"""Daemons for tests: in this process over a medium that obeys, or processes of their own."""
+"""Daemons for tests: in this process over a backend that obeys, or processes of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.options import TierOptions
 from kvio.testing.fakes import WrappedStore
 from kvio.url import parse_size
-from tests.staging.medium import LONG_S, Medium
+from tests.staging.controlled import LONG_S, ControlledBackend
 
 #: What of `kvio.stage` is the client's where a daemon has the rest.
 _CLIENTS = ("when_full", "timeout", "close_store", "spool")
@@ -59,9 +59,9 @@ def serving(
 
 @contextmanager
 def staged(
-    store: WrappedStore[Medium], capacity: int | str = "1MiB", **options: Any
+    store: WrappedStore[ControlledBackend], capacity: int | str = "1MiB", **options: Any
 ) -> Iterator[kvio.StagingTier]:
-    """Put a client's tier before a store as `tests.staging.medium.staged` puts one of its own."""
+    """Put a client's tier before a store, as `tests.staging.controlled.staged` does its own."""
     ours = {name: options.pop(name) for name in _CLIENTS if name in options}
     if "timeout" in ours:
         options["timeout"] = ours["timeout"]

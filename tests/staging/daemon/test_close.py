@@ -15,9 +15,9 @@ from kvio.staging.daemon.protocol import MAX_KEYS
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.options import TierOptions
 from kvio.testing.fakes import WrappedStore
+from tests.staging.controlled import LONG_S, SOON_S, ControlledBackend, begin
 from tests.staging.daemon.daemons import client_of, serving, until
 from tests.staging.engines import remote
-from tests.staging.medium import LONG_S, SOON_S, Medium, begin
 
 
 class Copier:
@@ -43,7 +43,7 @@ class Copier:
 
 
 def test_a_write_that_has_begun_is_stored_before_the_client_closes(
-    store: WrappedStore[Medium], daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
+    store: WrappedStore[ControlledBackend], daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was accepted, so it must not fail for want of a connection; later ones are refused."""
     tier = client_of(store, daemon)
@@ -63,7 +63,7 @@ def test_a_write_that_has_begun_is_stored_before_the_client_closes(
 
 
 def test_a_client_whose_writes_do_not_end_stays_open(
-    store: WrappedStore[Medium], daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
+    store: WrappedStore[ControlledBackend], daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says so in time, and takes writes again."""
     tier = client_of(store, daemon)
@@ -78,7 +78,7 @@ def test_a_client_whose_writes_do_not_end_stays_open(
 
 
 def test_a_second_one_who_closes_the_daemon_waits_for_the_first(
-    store: WrappedStore[Medium], daemon: StageDaemon
+    store: WrappedStore[ControlledBackend], daemon: StageDaemon
 ) -> None:
     """What was accepted is stored when either returns."""
     with client_of(store, daemon) as tier:
@@ -99,7 +99,9 @@ def test_a_second_one_who_closes_the_daemon_waits_for_the_first(
         assert receipt.wait(timeout=LONG_S).nbytes == 4
 
 
-def test_a_client_that_the_daemon_knows_no_more_closes(store: WrappedStore[Medium]) -> None:
+def test_a_client_that_the_daemon_knows_no_more_closes(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """Its events broke off, so it has lost its session, and has nothing to wait for."""
     with serving(store, drain_from="high_water") as daemon:
         tier = client_of(store, daemon)
@@ -111,7 +113,7 @@ def test_a_client_that_the_daemon_knows_no_more_closes(store: WrappedStore[Mediu
 
 
 def test_a_client_whose_blocks_miss_the_deadline_says_so(
-    store: WrappedStore[Medium], daemon: StageDaemon
+    store: WrappedStore[ControlledBackend], daemon: StageDaemon
 ) -> None:
     """All bytes were copied, and none failed: only timed out."""
     tier = client_of(store, daemon)

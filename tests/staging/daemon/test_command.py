@@ -12,8 +12,8 @@ import pytest
 
 import kvio
 from kvio.testing import payloads
+from tests.staging.controlled import LONG_S
 from tests.staging.daemon.daemons import Process, socket_path
-from tests.staging.medium import LONG_S
 
 pytest.importorskip("typer", reason="the extra cli is not installed: no typer")
 pytest.importorskip("rich", reason="the extra cli is not installed: no rich")
@@ -126,7 +126,7 @@ def test_a_second_signal_ends_it_at_once(root: Path, path: str) -> None:
     assert (status, said) == (143, "")
 
 
-def test_what_cannot_be_is_told_in_one_line(root: Path, path: str) -> None:
+def test_what_cannot_be_is_reported_in_one_line(root: Path, path: str) -> None:
     """A directory that others can enter."""
     os.chmod(os.path.dirname(path), 0o755)
     with Process(str(root), path) as daemon:

@@ -1,4 +1,4 @@
-"""A daemon and its clients: what they share, what is given back, and what is never believed."""
+"""A daemon and its clients: what they share, what is given back, and what is never trusted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kvio.staging.daemon.protocol import ProtocolError
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.daemon.sockets import connect, name_of, poll, receive, send
 from kvio.testing.fakes import WrappedStore
+from tests.staging.controlled import LONG_S, ControlledBackend, disk_error
 from tests.staging.daemon.daemons import client_of, serving, socket_path, until
 from tests.staging.engines import remote
-from tests.staging.medium import LONG_S, Medium, disk_error
 
 PAGE = 4096
 
@@ -41,8 +41,8 @@ def test_clients_see_and_absorb_each_others_writes(tier: StagingTier, other: Sta
     assert (first.absorbed, second.absorbed) == (True, False)
 
 
-def test_a_client_is_told_of_its_own_failures_alone(
-    tier: StagingTier, other: StagingTier, store: WrappedStore[Medium]
+def test_a_client_is_reported_of_its_own_failures_alone(
+    tier: StagingTier, other: StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """The other's barrier passes, and it has nothing to retry or to discard."""
     store.wrapper.fail("bad", disk_error("bad"))
@@ -58,7 +58,7 @@ def test_a_client_is_told_of_its_own_failures_alone(
 
 
 def test_a_client_retries_its_own_failures_alone(
-    tier: StagingTier, other: StagingTier, store: WrappedStore[Medium]
+    tier: StagingTier, other: StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """The other's stay failed, and are not even begun: it may know why they must wait."""
     for key in ("ours", "theirs"):
@@ -79,7 +79,7 @@ def test_a_client_retries_its_own_failures_alone(
 
 
 def test_a_block_in_the_place_of_anothers_failed_one_is_driven_for_both(
-    tier: StagingTier, other: StagingTier, store: WrappedStore[Medium]
+    tier: StagingTier, other: StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Who wrote the older block may ask for the newer, and both hear how it ends."""
     store.wrapper.fail("k", disk_error())
@@ -112,7 +112,7 @@ def test_room_of_open_readers_is_counted(tier: StagingTier) -> None:
 
 
 def test_a_pause_ends_with_the_client_that_asked_for_it(
-    tier: StagingTier, store: WrappedStore[Medium], daemon: StageDaemon
+    tier: StagingTier, store: WrappedStore[ControlledBackend], daemon: StageDaemon
 ) -> None:
     """And not before the last one's."""
     one, two = client_of(store, daemon), client_of(store, daemon)
@@ -130,8 +130,8 @@ def test_a_pause_ends_with_the_client_that_asked_for_it(
     two.close()
 
 
-def test_failed_writes_of_a_client_that_is_gone_are_driven_again_at_the_end(
-    store: WrappedStore[Medium],
+def test_failed_writes_of_a_client_that_is_gone_are_retried_at_the_end(
+    store: WrappedStore[ControlledBackend],
 ) -> None:
     """Nobody else will; the daemon does before it gives up."""
     store.wrapper.fail("k", disk_error())
@@ -161,7 +161,7 @@ def scribble(tier: StagingTier, key: str) -> None:
 
 
 def test_staged_bytes_that_changed_are_never_stored(
-    tier: StagingTier, other: StagingTier, store: WrappedStore[Medium]
+    tier: StagingTier, other: StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Their receipt says so, no read returns them, and their neighbours are stored."""
     tier.pause()
@@ -182,7 +182,7 @@ def test_staged_bytes_that_changed_are_never_stored(
 
 
 def test_bytes_that_change_while_they_are_stored_do_not_matter(
-    tier: StagingTier, store: WrappedStore[Medium]
+    tier: StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """The store is given a copy that was checked, not memory that others can write to."""
     store.wrapper.hold("k")
@@ -215,7 +215,9 @@ def test_a_client_of_another_store_is_refused(daemon: StageDaemon, tmp_path: Pat
         kvio.stage(other, daemon=daemon.path)
 
 
-def test_a_client_without_a_daemon_is_told(store: WrappedStore[Medium], tmp_path: Path) -> None:
+def test_a_client_without_a_daemon_is_reported(
+    store: WrappedStore[ControlledBackend], tmp_path: Path
+) -> None:
     """At once."""
     with pytest.raises(kvio.StorageError, match="connect to the drain daemon"):
         kvio.stage(store, daemon=str(tmp_path / "none"))
@@ -224,7 +226,7 @@ def test_a_client_without_a_daemon_is_told(store: WrappedStore[Medium], tmp_path
 
 
 def test_a_second_daemon_is_refused_and_the_first_stays(
-    store: WrappedStore[Medium], daemon: StageDaemon
+    store: WrappedStore[ControlledBackend], daemon: StageDaemon
 ) -> None:
     """The socket of one that listens is not taken away."""
     with (
@@ -238,7 +240,7 @@ def test_a_second_daemon_is_refused_and_the_first_stays(
 
 
 def test_a_directory_that_is_open_to_others_is_refused(
-    store: WrappedStore[Medium], tmp_path: Path
+    store: WrappedStore[ControlledBackend], tmp_path: Path
 ) -> None:
     """Whoever can enter it can try to connect."""
     tmp_path.chmod(0o750)

@@ -11,9 +11,9 @@ import pytest
 
 from kvio.staging.daemon.server import StageDaemon
 from kvio.testing.fakes import WrappedStore
+from tests.staging.controlled import LONG_S, ControlledBackend
 from tests.staging.daemon.daemons import client_of, socket_path, until
 from tests.staging.engines import remote
-from tests.staging.medium import LONG_S, Medium
 
 PROGRAM = """
 import sys
@@ -35,7 +35,7 @@ remote(tier).listening.join()
 
 
 def test_a_dropped_client_ends_when_its_writes_are_stored(
-    store: WrappedStore[Medium], daemon: StageDaemon
+    store: WrappedStore[ControlledBackend], daemon: StageDaemon
 ) -> None:
     """Its threads do not keep it, and end; the daemon has every write."""
     tier = client_of(store, daemon)

@@ -17,16 +17,16 @@ from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.options import TierOptions
 from kvio.testing.fakes import WrappedStore
 from tests.inside import wait_until_inside
+from tests.staging.controlled import LONG_S, ControlledBackend, Held, begin, disk_error
 from tests.staging.daemon.daemons import client_of, socket_path
 from tests.staging.engines import remote
-from tests.staging.medium import LONG_S, Held, Medium, begin, disk_error
 from tests.staging.test_tier_full import Writer
 
 PAGE = 4096
 
 
 def test_a_daemon_that_ends_stores_everything_first(
-    store: WrappedStore[Medium], daemon: StageDaemon
+    store: WrappedStore[ControlledBackend], daemon: StageDaemon
 ) -> None:
     """Its clients hear how their writes ended, and later calls are refused."""
     tier = client_of(store, daemon)
@@ -42,8 +42,8 @@ def test_a_daemon_that_ends_stores_everything_first(
     tier.close()
 
 
-def test_a_client_that_ends_has_told_everybody_first(
-    store: WrappedStore[Medium], daemon: StageDaemon
+def test_a_client_that_ends_has_reported_everybody_first(
+    store: WrappedStore[ControlledBackend], daemon: StageDaemon
 ) -> None:
     """A callback of its last write may still ask the daemon, as the deletion of an old key does."""
     tier, held, stats = client_of(store, daemon), Held(), []
@@ -66,7 +66,7 @@ def test_a_client_that_ends_has_told_everybody_first(
 
 
 def test_a_daemon_that_cannot_store_leaves_no_writer_waiting(
-    store: WrappedStore[Medium], daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
+    store: WrappedStore[ControlledBackend], daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that came to wait for room after the daemon had given up draining."""
     tier = client_of(store, daemon)
@@ -90,7 +90,7 @@ def test_a_daemon_that_cannot_store_leaves_no_writer_waiting(
 
 
 def test_a_daemon_does_not_wait_for_a_client_that_does_not_copy(
-    store: WrappedStore[Medium],
+    store: WrappedStore[ControlledBackend],
     daemon: StageDaemon,
     lines: ConnectionPool,
     monkeypatch: pytest.MonkeyPatch,
@@ -104,7 +104,7 @@ def test_a_daemon_does_not_wait_for_a_client_that_does_not_copy(
     assert list(store.list_keys()) == []
 
 
-def test_a_daemon_that_cannot_store_names_the_keys(store: WrappedStore[Medium]) -> None:
+def test_a_daemon_that_cannot_store_names_the_keys(store: WrappedStore[ControlledBackend]) -> None:
     """And ends all the same."""
     store.wrapper.fail("k", disk_error(), times=2)
     with socket_path() as path:
@@ -180,7 +180,7 @@ def test_a_clients_tier_refuses_in_a_forked_child(tier: StagingTier) -> None:
     assert receipt.wait(timeout=LONG_S).nbytes == 4
 
 
-def test_a_daemon_ends_with_its_context(store: WrappedStore[Medium]) -> None:
+def test_a_daemon_ends_with_its_context(store: WrappedStore[ControlledBackend]) -> None:
     """Its socket is gone with it, and the directory that it made is open to no other user."""
     with socket_path() as path:
         inside = os.path.join(os.path.dirname(path), "new", "socket")
@@ -194,7 +194,7 @@ def test_a_daemon_ends_with_its_context(store: WrappedStore[Medium]) -> None:
 
 
 def test_a_wait_without_a_limit_ends_with_the_daemon(
-    tier: StagingTier, store: WrappedStore[Medium]
+    tier: StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """On any thread: the error names what may not be stored."""
     store.wrapper.hold("k")

@@ -19,8 +19,8 @@ from kvio.staging.daemon.sockets import connect, name_of, receive
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
 from kvio.types import Level
+from tests.staging.controlled import LONG_S, ControlledBackend, open_controlled
 from tests.staging.daemon.daemons import serving, until
-from tests.staging.medium import LONG_S, Medium, open_medium
 
 ROUNDS = 400
 _PAGE = 4096
@@ -131,7 +131,7 @@ def test_no_bytes_crash_the_daemon_or_disturb_another_client() -> None:
     """Hundreds of strangers, each cut off alone; one client writes and reads all the while."""
     seed = os.environ.get("KVIO_FUZZ_SEED", "7")
     choose = random.Random(seed)
-    store: WrappedStore[Medium] = open_medium()
+    store: WrappedStore[ControlledBackend] = open_controlled()
     said = 0
     with (
         serving(store, 32 * _PAGE, retries=0) as daemon,
@@ -158,7 +158,7 @@ def test_no_bytes_crash_the_daemon_or_disturb_another_client() -> None:
 def test_malformed_first_words_are_the_last() -> None:
     """Before Hello nothing is answered."""
     choose = random.Random(3)
-    store = open_medium()
+    store = open_controlled()
     with serving(store) as daemon:
         for _ in range(50):
             with connect(daemon.path) as sock:

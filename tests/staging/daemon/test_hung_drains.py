@@ -9,9 +9,9 @@ from kvio import MiB
 from kvio.staging.daemon.server import StageDaemon
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
+from tests.staging.controlled import LONG_S, ControlledBackend
 from tests.staging.daemon.daemons import client_of, serving, until
 from tests.staging.hung import Hung
-from tests.staging.medium import LONG_S, Medium
 
 PAGE = 4096
 
@@ -24,7 +24,9 @@ def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [8 * PAGE, 200], ids=["a block", "a group of small ones"])
-def test_a_drain_that_hangs_sees_its_own_bytes(store: WrappedStore[Medium], nbytes: int) -> None:
+def test_a_drain_that_hangs_sees_its_own_bytes(
+    store: WrappedStore[ControlledBackend], nbytes: int
+) -> None:
     """However many others are stored meanwhile, through a buffer no larger than one of them."""
     hung = Hung(store, "k", "l")
     with serving(store, MiB, timeout=1.0, retries=9) as daemon, client_of(store, daemon) as t:
@@ -49,7 +51,9 @@ def test_a_drain_that_hangs_sees_its_own_bytes(store: WrappedStore[Medium], nbyt
 
 
 @pytest.mark.slow
-def test_a_buffer_full_of_hung_calls_is_told_in_words(store: WrappedStore[Medium]) -> None:
+def test_a_buffer_full_of_hung_calls_is_reported_in_words(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """The write that finds no room says what keeps it, and is stored when that has ended."""
     hung = Hung(store, "k", "l")
     with (

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import kvio
+from tests.staging.controlled import LONG_S
 from tests.staging.daemon.blocks import block_of, number_of
 from tests.staging.daemon.daemons import Process, socket_path, until
-from tests.staging.medium import LONG_S
 
 KILLS = int(os.environ.get("KVIO_KILLS", "4"))
 _SEED = int(os.environ.get("KVIO_KILLS_SEED", "1"))

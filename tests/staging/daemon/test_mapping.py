@@ -14,9 +14,9 @@ from kvio.staging.daemon.client import PageMapping
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.host import HostMemory
 from kvio.testing.fakes import WrappedStore
+from tests.staging.controlled import ControlledBackend
 from tests.staging.daemon.daemons import client_of, open_files, serving, until
 from tests.staging.engines import remote
-from tests.staging.medium import Medium
 from tests.staging.test_pages import address_of, smaps_of
 
 
@@ -40,7 +40,7 @@ def mapped(tier: StagingTier) -> StagingTier:
     return tier
 
 
-def test_clients_map_what_a_daemon_has_populated(store: WrappedStore[Medium]) -> None:
+def test_clients_map_what_a_daemon_has_populated(store: WrappedStore[ControlledBackend]) -> None:
     """All of it, each of them, without a byte of memory more."""
     with serving(store, 8 * MiB, populate=True) as daemon:
         before = file_bytes(daemon)
@@ -49,7 +49,9 @@ def test_clients_map_what_a_daemon_has_populated(store: WrappedStore[Medium]) ->
             assert file_bytes(daemon) == before == 8 * MiB
 
 
-def test_huge_pages_are_had_where_the_machine_gives_them(store: WrappedStore[Medium]) -> None:
+def test_huge_pages_are_had_where_the_machine_gives_them(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """By the daemon and its clients alike: both ask."""
     switch = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     if not switch.exists() or not {"[advise]", "[always]"} & set(switch.read_text().split()):
@@ -60,14 +62,16 @@ def test_huge_pages_are_had_where_the_machine_gives_them(store: WrappedStore[Med
             assert smaps_of(address_of(view))["ShmemPmdMapped"] != "0 kB"
 
 
-def test_clients_leave_alone_what_is_not_populated(store: WrappedStore[Medium]) -> None:
+def test_clients_leave_alone_what_is_not_populated(store: WrappedStore[ControlledBackend]) -> None:
     """Memory that comes as it is used is not taken by who only connects."""
     with serving(store, 8 * MiB) as daemon, client_of(store, daemon) as tier:
         assert remote(tier).mapping is None
         assert (mapped_bytes(tier), file_bytes(daemon)) == (0, 0)
 
 
-def test_memory_that_was_given_back_is_not_taken_again(store: WrappedStore[Medium]) -> None:
+def test_memory_that_was_given_back_is_not_taken_again(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """A client that comes after a shrink maps what is left."""
     with serving(store, 8 * MiB, populate=True) as daemon, client_of(store, daemon) as one:
         assert mapped(one).shrink(5 * MiB) == 5 * MiB
@@ -94,7 +98,9 @@ def test_holes_are_looked_for_while_it_is_mapped(monkeypatch: pytest.MonkeyPatch
     assert list(steps) == [Span(2 * MiB, MiB), Span(3 * MiB, MiB), Span(7 * MiB, MiB)]
 
 
-def test_a_client_that_leaves_at_once_leaves_nothing(store: WrappedStore[Medium]) -> None:
+def test_a_client_that_leaves_at_once_leaves_nothing(
+    store: WrappedStore[ControlledBackend],
+) -> None:
     """No descriptor of the memory stays open, and nothing maps what is closed."""
     with serving(store, 8 * MiB, populate=True) as daemon:
         client_of(store, daemon).close()
@@ -109,7 +115,7 @@ def test_a_client_that_leaves_at_once_leaves_nothing(store: WrappedStore[Medium]
         until(lambda: open_files() <= before)
 
 
-def test_bytes_are_those_of_the_daemon(store: WrappedStore[Medium]) -> None:
+def test_bytes_are_those_of_the_daemon(store: WrappedStore[ControlledBackend]) -> None:
     """Mapping changes none of them."""
     with serving(store, MiB, populate=True) as daemon, client_of(store, daemon) as one:
         one.pause()

@@ -1,4 +1,4 @@
-"""The protocol: what is written is read back, and of all other bytes nothing is believed."""
+"""The protocol: what is written is read back, and of all other bytes nothing is trusted."""
 
 from __future__ import annotations
 

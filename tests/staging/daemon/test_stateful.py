@@ -12,7 +12,7 @@ from hypothesis.stateful import invariant, rule
 import kvio
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.options import TierOptions
-from tests.staging.medium import LONG_S
+from tests.staging.controlled import LONG_S
 from tests.staging.test_tier_stateful import CAPACITY, TierMachine, keys
 
 

@@ -577,7 +577,7 @@ class RemoteEngine:
         """End the connections and release the memory."""
         self.files.end()
         # What follows may ask the daemon for something.
-        self.pending_writes.wait_told(left(deadline))
+        self.pending_writes.wait_reported(left(deadline))
         self.connections.close()
         if self.listening is not threading.current_thread():
             threads.join(self.listening, left(deadline))

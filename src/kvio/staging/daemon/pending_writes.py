@@ -144,7 +144,7 @@ class PendingWrites:
             self._resolving.begin_locked()
         self._resolving.resolve(endings)
 
-    def wait_told(self, timeout: float | None) -> bool:
+    def wait_reported(self, timeout: float | None) -> bool:
         """Wait until the futures of ended writes are resolved; False on a timeout."""
         return self._resolving.wait(timeout)
 

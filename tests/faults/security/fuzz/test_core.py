@@ -26,12 +26,12 @@ FLAGS: Final = (
 )
 #: What a broken core does: its file, what stands there, what it becomes.
 MUTANTS: Final[Mapping[str, tuple[str, str, str]]] = {
-    "believes a trailer's checksum": (
+    "trusts a trailer's checksum": (
         "trailer.c",
         "kvio_crc32c(0, in, 60) != (uint32_t)get_le(in + 60, 4)",
         "0",
     ),
-    "believes a trailer's length": ("trailer.c", "out->nbytes > room || ", ""),
+    "trusts a trailer's length": ("trailer.c", "out->nbytes > room || ", ""),
     "takes any key": (
         "trailer.c",
         "memcmp(in + 24, key_hash, 16)",

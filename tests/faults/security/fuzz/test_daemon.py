@@ -32,10 +32,10 @@ from kvio.types import Level
 from tests.faults.security.fuzz.mutation import mutate
 from tests.faults.sizes import seed, size
 from tests.faults.totals import Tally
+from tests.staging.controlled import LONG_S
 from tests.staging.daemon.daemons import open_files, serving, until
 from tests.staging.daemon.test_fuzz import _SAMPLES as MESSAGES
 from tests.staging.daemon.test_fuzz import _is_answered
-from tests.staging.medium import LONG_S
 
 #: What another client stored: it must be in no answer.
 SECRET: Final = b"another client's bytes " * 60
@@ -176,8 +176,8 @@ class Ear:
             self.heard[type(message).__name__] += self.listening
         return message
 
-    def _note(self, told: threading.ExceptHookArgs) -> None:
-        self.died.append(f"{told.thread and told.thread.name}: {told.exc_value!r}")
+    def _note(self, error: threading.ExceptHookArgs) -> None:
+        self.died.append(f"{error.thread and error.thread.name}: {error.exc_value!r}")
 
 
 class Siege:
@@ -287,7 +287,7 @@ def _dies(_: Connection, question: say.List) -> Sequence[say.Message]:
     raise KeyError(question.prefix)
 
 
-def _tells(*_: object) -> Sequence[say.Message]:
+def _reports(*_: object) -> Sequence[say.Message]:
     return [failure_of(kvio.StorageError(SECRET[:60].decode()))]
 
 
@@ -313,7 +313,7 @@ _KEPT: Final[list[int]] = []
 #: Daemons that are broken: where, and what is there instead.
 BROKEN: Final[dict[str, tuple[object, str, object]]] = {
     "a handler dies": (Connection, "_list", _dies),
-    "bytes are told": (Connection, "_list", _tells),
+    "bytes are told": (Connection, "_list", _reports),
     "room is kept": (Connection, "_give_back", _keeps_room),
     "descriptors are kept": (server, "receive", _keeps_files),
 }
@@ -352,7 +352,7 @@ def test_a_flood_of_connections_leaks_nothing(store: kvio.Store) -> None:
         for _ in range(size(2, 10)):
             crowd = [connect(daemon.path) for _ in range(60)]
             for sock in crowd[::2]:
-                with suppress(OSError):  # it may have been told to go already
+                with suppress(OSError):  # it may have been asked to go already
                     sock.send(b"\0")
             assert bytes(tier.read_block("k")) == b"x"
             for sock in crowd:

@@ -1,4 +1,4 @@
-"""A failed write that is driven again is open for its client, whoever asked and however late."""
+"""A failed write that is retried is open for its client, whoever asked and however late."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.receipts import OpenReceipt, StagedReceipt, TierState
 from kvio.testing.fakes import WrappedStore
 from kvio.types import Level
+from tests.staging.controlled import LONG_S, SOON_S, ControlledBackend, Held, disk_error
 from tests.staging.daemon.daemons import until
 from tests.staging.engines import remote
-from tests.staging.medium import LONG_S, SOON_S, Held, Medium, disk_error
 
 
 def _write_twice(first: StagingTier, second: StagingTier) -> list[StagedReceipt]:
@@ -30,7 +30,7 @@ def _fail(receipt: StagedReceipt) -> None:
 
 
 def test_a_client_waits_for_what_another_drives_again(
-    tier: StagingTier, other: StagingTier, store: WrappedStore[Medium]
+    tier: StagingTier, other: StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """It is told; and until it is, it does not take the write for one that is made good."""
     mine, theirs = _write_twice(tier, other)
@@ -53,18 +53,18 @@ def test_a_client_waits_for_what_another_drives_again(
 
 
 def test_a_failure_that_is_heard_late_ends_no_barrier(
-    tier: StagingTier, store: WrappedStore[Medium]
+    tier: StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
-    """One drain failed for two calls, and was driven again when but one had been told."""
-    told = Held()
+    """One drain failed for two calls, and was retried when but one had been told."""
+    reported = Held()
     first, second = _write_twice(tier, tier)
-    first.add_done_callback(told)  # and with it waits whatever else is heard
+    first.add_done_callback(reported)  # and with it waits whatever else is heard
     store.wrapper.fail("k", disk_error())
     tier.resume()
-    assert told.entered.wait(LONG_S)
+    assert reported.entered.wait(LONG_S)
     store.wrapper.hold("k")
     assert tier.retry_failed() == [first]
-    told.let_go()
+    reported.let_go()
 
     with pytest.raises(kvio.StorageTimeoutError):
         tier.barrier(timeout=SOON_S)
@@ -73,8 +73,8 @@ def test_a_failure_that_is_heard_late_ends_no_barrier(
     assert [first.error, second.error] == [None, None]
 
 
-def test_what_is_driven_again_is_not_over(
-    tier: StagingTier, daemon: StageDaemon, store: WrappedStore[Medium]
+def test_what_is_retried_is_not_over(
+    tier: StagingTier, daemon: StageDaemon, store: WrappedStore[ControlledBackend]
 ) -> None:
     """A client that asks before the daemon has told it must not forget the write."""
     store.wrapper.fail("k", disk_error())
@@ -91,13 +91,13 @@ def test_what_is_driven_again_is_not_over(
     assert receipt.error is None
 
 
-def test_what_was_driven_before_it_could_be_given_up_is_told_of(
+def test_what_was_driven_before_it_could_be_given_up_is_reported_of(
     tier: StagingTier,
     daemon: StageDaemon,
-    store: WrappedStore[Medium],
+    store: WrappedStore[ControlledBackend],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`discard` comes too late, says so, and the client hears how the write ends."""
+    """`discard` comes after the deadline, says so, and the client hears how the write ends."""
     ledger = daemon.core.ledger
 
     def too_late(_: StagedReceipt) -> bool:
@@ -115,7 +115,7 @@ def test_what_was_driven_before_it_could_be_given_up_is_told_of(
 
 
 def test_only_what_has_failed_here_can_be_given_up(
-    tier: StagingTier, store: WrappedStore[Medium]
+    tier: StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Not a write of another tier that happens to have the same number."""
     store.wrapper.fail("k", disk_error())
@@ -132,7 +132,7 @@ def test_only_what_has_failed_here_can_be_given_up(
 
 
 def test_a_failure_made_good_is_forgotten_on_both_sides(
-    tier: StagingTier, daemon: StageDaemon, store: WrappedStore[Medium]
+    tier: StagingTier, daemon: StageDaemon, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Else each would keep it as long as the client lives."""
     store.wrapper.fail("k", disk_error())
@@ -154,8 +154,8 @@ def _pending_writes() -> tuple[PendingWrites, OpenReceipt]:
     return pending_writes, pending_writes.accept("k", 4, checksum=None, sequence=1)
 
 
-def test_nobody_who_waits_believes_what_is_older_than_the_last_answer() -> None:
-    """Three events had been told when the write was driven again; the last two are history."""
+def test_nobody_who_waits_trusts_what_is_older_than_the_last_answer() -> None:
+    """Three events had been told when the write was retried; the last two are history."""
     pending_writes, receipt = _pending_writes()
     pending_writes.hear(FAILED)
     pending_writes.reopen(pending_writes.failed(), events=3)

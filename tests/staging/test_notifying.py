@@ -16,16 +16,16 @@ from kvio.staging.daemon.server import Session
 from kvio.staging.daemon.sockets import Peer
 from kvio.staging.receipts import OpenReceipt, TierState, resolve
 from kvio.types import IOMode, Level
+from tests.staging.controlled import LONG_S, Held, begin, disk_error, open_controlled, staged
 from tests.staging.engines import local
-from tests.staging.medium import LONG_S, Held, begin, disk_error, open_medium, staged
 from tests.staging.test_tier_full import Writer
 
 STORED = kvio.Receipt("k", 4, None, Level.DURABLE, IOMode.MEMORY, "", False)
 
 
-def test_close_waits_for_whoever_carries_an_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_for_the_one_who_carries_an_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer or a reader may carry off what a drain has left to be told."""
-    store, held = open_medium(), Held()
+    store, held = open_controlled(), Held()
     with staged(store) as tier:
         monkeypatch.setattr(local(tier).drains, "_deliver", lambda: None)
         store.wrapper.hold("k")
@@ -48,7 +48,7 @@ def test_close_waits_for_whoever_carries_an_ending(monkeypatch: pytest.MonkeyPat
 
 def test_a_callback_may_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for itself, on whatever thread it runs."""
-    store = open_medium()
+    store = open_controlled()
     with staged(store) as tier:
         monkeypatch.setattr(local(tier).drains, "_deliver", lambda: None)
         store.wrapper.hold("k")
@@ -65,9 +65,9 @@ def test_a_callback_may_close(monkeypatch: pytest.MonkeyPatch) -> None:
             tier.write_block("k", b"data")
 
 
-def test_a_writer_is_told_that_the_tier_was_closing() -> None:
+def test_a_writer_is_reported_that_the_tier_was_closing() -> None:
     """Though it stays open, as it could not be drained in time: no block has failed."""
-    store = open_medium()
+    store = open_controlled()
     with staged(store, MiB, drain_threads=1) as tier:
         store.wrapper.hold("a")
         tier.write_block("a", bytes(MiB))
@@ -81,7 +81,7 @@ def test_a_writer_is_told_that_the_tier_was_closing() -> None:
 
 def test_room_of_a_write_that_lost_its_race_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it raises: `grow` waits for pages that are on their way."""
-    store = open_medium()
+    store = open_controlled()
     with staged(store, MiB) as tier:
         store.wrapper.hold("k")
         fill = local(tier).memory.fill
@@ -116,7 +116,7 @@ def receipt() -> OpenReceipt:
     return OpenReceipt(TierState(Level.DURABLE), "k", nbytes=4, checksum=None, sequence=1)
 
 
-def test_a_client_is_not_told_of_a_failure_that_is_history(
+def test_a_client_is_not_reported_of_a_failure_that_is_history(
     session: Session, receipt: OpenReceipt
 ) -> None:
     """Its callback comes late: the write is open again by then, and is watched."""
@@ -130,7 +130,7 @@ def test_a_client_is_not_told_of_a_failure_that_is_history(
     assert session.failed([1]) == {}
 
 
-def test_a_client_is_told_that_a_write_is_driven_again(
+def test_a_client_is_reported_that_a_write_is_retried(
     session: Session, receipt: OpenReceipt
 ) -> None:
     """Once for each time, and before it is told how that ended; though the error is the same."""
@@ -149,7 +149,7 @@ def test_a_client_is_told_that_a_write_is_driven_again(
     assert session.failed([2]) == {}
 
 
-def test_a_client_that_closes_has_told_everybody() -> None:
+def test_a_client_that_closes_has_reported_everybody() -> None:
     """What follows the last write's end may still ask the daemon for something."""
     held = Held()
     pending_writes = PendingWrites(TierState(Level.DURABLE), "/daemon")
@@ -159,17 +159,17 @@ def test_a_client_that_closes_has_told_everybody() -> None:
     teller = begin(lambda: pending_writes.hear(event))
     assert held.entered.wait(LONG_S)
     assert pending_writes.wait(1, LONG_S)
-    assert not pending_writes.wait_told(0.0)
+    assert not pending_writes.wait_reported(0.0)
     held.let_go()
     teller.join(LONG_S)
 
-    assert pending_writes.wait_told(LONG_S)
+    assert pending_writes.wait_reported(LONG_S)
 
 
 def test_what_is_held_back_meanwhile_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a call hangs is asked with the lock, so that no drain adds its memory in between."""
     locked = []
-    with staged(open_medium()) as tier:
+    with staged(open_controlled()) as tier:
         lock = local(tier).ledger.lock
 
         def hanging() -> bool:

@@ -19,7 +19,7 @@ LONG_S = 60.0
 SOON_S = 0.02
 
 
-class Medium(ForwardingBackend):
+class ControlledBackend(ForwardingBackend):
     """Blocks in memory; writes wait for whoever holds their key, then fail as they are told.
 
     Attributes:
@@ -29,7 +29,7 @@ class Medium(ForwardingBackend):
         widest: the most writes of one key that were ever under way at once.
     """
 
-    name = "medium"
+    name = "controlled"
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
@@ -91,7 +91,7 @@ class Medium(ForwardingBackend):
             if fault is not None:
                 raise fault[1]
             if cancel is not None and cancel.requested:
-                raise kvio.StorageTimeoutError(f"gave up on {key}", key=key)
+                raise kvio.StorageTimeoutError(f"timed out on {key}", key=key)
             receipt = super().write_block(key, parts, if_exists=if_exists, cancel=cancel)
         except BaseException:
             with self._moved:
@@ -110,7 +110,7 @@ class Medium(ForwardingBackend):
         return there
 
     def peek(self, key: str) -> bytes | None:
-        """Look at the medium without kvio's store."""
+        """Look at the blocks without kvio's store."""
         block = self.inner._blocks.get(key)  # type: ignore[attr-defined]  # a memory backend
         return None if block is None else bytes(block.data)
 
@@ -145,9 +145,11 @@ def begin(call: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def open_medium(*, level: str = "visible", io_threads: int = 4) -> WrappedStore[Medium]:
-    """Open a store on such a medium, of a level that it only claims."""
-    store = WrappedStore("memory", Medium, io_threads=io_threads)
+def open_controlled(
+    *, level: str = "visible", io_threads: int = 4
+) -> WrappedStore[ControlledBackend]:
+    """Open a store on such a backend, of a level that it only claims."""
+    store = WrappedStore("memory", ControlledBackend, io_threads=io_threads)
     store.wrapper.level = Level(level)
     store._url = StoreURL("memory", "", "", {"durability": level})
     return store
@@ -155,7 +157,7 @@ def open_medium(*, level: str = "visible", io_threads: int = 4) -> WrappedStore[
 
 @contextmanager
 def staged(
-    store: WrappedStore[Medium], capacity: int | str = "1MiB", **options: Any
+    store: WrappedStore[ControlledBackend], capacity: int | str = "1MiB", **options: Any
 ) -> Iterator[kvio.StagingTier]:
     """Put a tier before a store; at the end nothing hangs, fails or is left of it."""
     options.setdefault("drain_threads", 2)
@@ -176,7 +178,7 @@ def draining_with_all(threads: int, **options: Any) -> Iterator[list[int]]:
     """Keep every drain thread of a tier inside a write, past its beginnings; give their ids."""
     before = set(threading.enumerate())
     keys = [f"held{number}" for number in range(threads)]
-    store = open_medium(io_threads=threads)
+    store = open_controlled(io_threads=threads)
     store.wrapper.hold(*keys)
     block = bytes(SMALL_BYTES)  # smaller ones are taken by one thread together
     options |= {"drain_threads": threads, "drain_from": "accept"}

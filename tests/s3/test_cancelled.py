@@ -102,7 +102,7 @@ def test_an_abandoned_call_is_cancelled_before_its_caller_continues() -> None:
     gate, cancel = threading.Event(), Cancellation()
     with pytest.raises(RequestFailed):
         companions.DetachableThreads(0.01).run(lambda: gate.wait(60), cancel)
-    told = cancel.requested
+    reported = cancel.requested
     gate.set()
 
-    assert told
+    assert reported

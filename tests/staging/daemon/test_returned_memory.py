@@ -1,4 +1,4 @@
-"""What a client held goes back when it is gone, and what it said is not just believed."""
+"""What a client held goes back when it is gone, and what it said is not just trusted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.daemon.sockets import receive, send
 from kvio.testing import payloads
 from kvio.testing.fakes import WrappedStore
+from tests.staging.controlled import LONG_S, ControlledBackend
 from tests.staging.daemon.daemons import client_of, open_files, until
-from tests.staging.medium import LONG_S, Medium
 
 PAGE = 4096
 
@@ -64,7 +64,7 @@ def test_room_goes_to_who_waits_when_its_holder_is_gone(
 def test_who_waits_for_room_and_is_gone_takes_none(
     tier: StagingTier, lines: ConnectionPool
 ) -> None:
-    """The room that comes too late goes back."""
+    """The room that comes after the deadline goes back."""
     tier.pause()
     tier.write_block("w", bytes(9 * PAGE))
     with lines.line() as line:
@@ -95,7 +95,7 @@ def test_bytes_that_a_client_read_when_it_went_are_let_go(
 
 
 def test_a_key_that_a_client_wrote_past_the_tier_is_free_again(
-    tier: StagingTier, lines: ConnectionPool, store: WrappedStore[Medium]
+    tier: StagingTier, lines: ConnectionPool, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Drains stand back while it writes, and go on when it is gone."""
     with lines.line() as line:
@@ -148,7 +148,7 @@ def threads() -> int:
 
 
 def test_clients_that_come_and_go_leave_nothing_behind(
-    tier: StagingTier, store: WrappedStore[Medium], daemon: StageDaemon
+    tier: StagingTier, store: WrappedStore[ControlledBackend], daemon: StageDaemon
 ) -> None:
     """No descriptor and no thread, on either side."""
 
