@@ -89,7 +89,7 @@ def directories(disk_parent: Path) -> Iterator[dict[Variant, Path]]:
 
 @pytest.mark.parametrize("wrap", FAKES)
 class TestFakesOverMemory(MemoryHooks, BackendTests):
-    """A fake that is told nothing keeps the contract of memory."""
+    """A fake without instructions keeps the contract of memory."""
 
     @pytest.fixture(autouse=True)
     def _choose(self, wrap: Callable[[Backend], ForwardingBackend]) -> None:
@@ -108,7 +108,7 @@ class TestFakesOverMemory(MemoryHooks, BackendTests):
 
 @pytest.mark.parametrize("wrap", FAKES)
 class TestFakesOverFiles(PosixHooks, BackendTests):
-    """A fake that is told nothing keeps the contract of files."""
+    """A fake without instructions keeps the contract of files."""
 
     variant = Variant("hybrid", "tmpfile", "block", "visible")
 

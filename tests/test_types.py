@@ -59,7 +59,7 @@ long_keys = st.builds(lambda n, c: c * n, st.integers(190, 210), st.sampled_from
 @example(key="a/.b")
 @example(key="k" * 199 + "/")
 def test_keys_are_those_the_rules_allow(key: str) -> None:
-    """Exactly the keys of the design are accepted, and names on a medium are judged alike."""
+    """Exactly the keys of the design are accepted, and names on a disk are judged alike."""
     assert accepted(key) == is_key(key) == allowed(key)
 
 

@@ -27,7 +27,7 @@ def keeps_a_block(name: str) -> None:
         try:
             store = kvio.open_store(name, root=None if name == "memory" else root)
         except kvio.UnsupportedError as exc:
-            print(f"{name}: not on this medium: {exc}")
+            print(f"{name}: not on this file system: {exc}")
             return
         with store:
             assert store.write_block("a/block", data).nbytes == len(data)

@@ -77,7 +77,7 @@ def test_over_the_staging_tier(elements: int) -> None:
 
 
 def test_a_failed_save_leaves_nothing_in_the_staging_tier() -> None:
-    """What a failed save staged is given up, so that the tier has its room again."""
+    """What a failed save staged is discarded, so that the tier has its room again."""
     with memory_store() as store, kvio.stage(store, capacity="2MiB") as tier:
         tier.pause()
         with pytest.raises(CheckpointException) as caught:

@@ -48,7 +48,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 
 
 def test_a_write_that_waits_for_room_is_never_written(store: kvio.Store) -> None:
-    """The queue is full, the caller gives up and reuses its memory, and then there is room."""
+    """The queue is full, the caller is cancelled and reuses its memory, and then there is room."""
     memory = bytearray(OLD)
 
     async def work() -> None:

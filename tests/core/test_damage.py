@@ -21,7 +21,7 @@ from tests.staging.daemon.daemons import serving
 
 KEY = "block"
 DATA = faultlab.pattern(1, 30_000)
-#: As long, and told from the first by its bytes.
+#: As long, with other bytes.
 OTHER = faultlab.pattern(2, 30_000)
 LONG_S = 60.0
 

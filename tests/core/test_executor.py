@@ -92,7 +92,7 @@ def test_one_job_larger_than_the_bound_runs_alone(gate: threading.Event) -> None
 
 
 def test_waiting_for_room_ends_when_the_executor_closes(gate: threading.Event) -> None:
-    """A submitter that waits for room is told that the executor closed."""
+    """A submitter that waits for room gets the error that the executor closed."""
     executor = Executor(threads=1, max_queued_bytes=10)
     occupy(executor, gate, nbytes=10)
     errors: list[BaseException] = []
@@ -309,7 +309,7 @@ def test_threads_that_are_stuck_have_a_bound(gate: threading.Event) -> None:
 
 
 def test_threads_at_work_count_as_they_may_be_stuck_next(gate: threading.Event) -> None:
-    """All of them may be given up at once, and even then no more are stuck than the bound."""
+    """All of them may be abandoned at once, and even then no more are stuck than the bound."""
     executor = Executor(threads=3, max_queued_bytes=100)
     at_work = [occupy(executor, gate) for _ in range(2)]
     for _ in range(MOST_STUCK - 2):

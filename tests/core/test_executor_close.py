@@ -67,7 +67,7 @@ def test_close_finishes_what_is_queued_behind_a_stuck_call(gate: threading.Event
 
 
 def test_close_does_not_wait_for_what_is_given_up_meanwhile(gate: threading.Event) -> None:
-    """Without a timeout of its own it ends when the last call is given up, and says so."""
+    """Without a timeout of its own it ends when the last call is abandoned, and says so."""
     executor = Executor(threads=1, max_queued_bytes=1000)
     stuck = occupy(executor, gate)
     ended: list[bool] = []
@@ -82,16 +82,16 @@ def test_close_does_not_wait_for_what_is_given_up_meanwhile(gate: threading.Even
 
 
 def test_what_is_given_up_is_reported_before_drain_ends(gate: threading.Event) -> None:
-    """`drain` and `close` wait for whoever tells it, and not for the call itself."""
+    """`drain` and `close` wait for the callback that reports it, and not for the call itself."""
     executor = Executor(threads=1, max_queued_bytes=1000)
     stuck, telling, reported = occupy(executor, gate), threading.Event(), threading.Event()
 
-    def tell() -> None:
+    def report() -> None:
         assert executor.drain(timeout=LONG_S), "it waited for itself"
         telling.set()
         assert reported.wait(LONG_S)
 
-    teller = threading.Thread(target=lambda: executor.abandon(stuck, tell))
+    teller = threading.Thread(target=lambda: executor.abandon(stuck, report))
     teller.start()
     assert telling.wait(LONG_S)
     assert not executor.drain(timeout=0.0)
@@ -102,7 +102,7 @@ def test_what_is_given_up_is_reported_before_drain_ends(gate: threading.Event) -
 
 
 def test_close_with_stuck_work_cancels_what_waits(gate: threading.Event) -> None:
-    """When the time is over, queued futures are cancelled, and close says that it gave up."""
+    """When the time is over, queued futures are cancelled, and close says that it timed out."""
     executor = Executor(threads=1, max_queued_bytes=1000)
     stuck = occupy(executor, gate)
     order: list[str] = []

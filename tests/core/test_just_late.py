@@ -27,7 +27,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kvio.Stor
 
 @pytest.fixture
 def just_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every wait with a limit end just before what it waits for, and tell just after."""
+    """Let every wait with a limit end just before what it waits for, and report just after."""
     original = Future.result
 
     def result(future: Future[Any], timeout: float | None = None) -> Any:

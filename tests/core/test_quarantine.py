@@ -180,7 +180,7 @@ def test_what_was_written_anew_meanwhile_stays(
 
 
 class Unreadable(ForwardingBackend):
-    """A medium whose second sector cannot be read, and whose files cannot be linked."""
+    """A disk whose second sector cannot be read, and whose files cannot be linked."""
 
     def open_raw(self, key: str) -> RawBlock:
         return _Unreadable(self, self.inner.open_raw(key), key)

@@ -71,7 +71,7 @@ def open_gate(store: kvio.Store) -> None:
 
 
 def test_a_write_that_timed_out_is_not_published_later(store: kvio.Store) -> None:
-    """A StorageTimeoutError; when the medium wakes up, the block stays unwritten."""
+    """A StorageTimeoutError; when the storage wakes up, the block stays unwritten."""
     with pytest.raises(kvio.StorageTimeoutError) as caught:
         store.write_block("stuck", b"data", timeout=SOON_S)
 
@@ -100,7 +100,7 @@ def test_a_read_that_timed_out_never_touches_the_callers_memory(store: kvio.Stor
 
 
 def test_a_read_in_time_is_delivered(store: kvio.Store) -> None:
-    """The gate's own bytes do arrive when nobody gave up: the test above can fail."""
+    """The gate's own bytes do arrive when no call timed out: the test above can fail."""
     out = bytearray(64)
     backend_of(store).gate.set()
 
@@ -120,7 +120,7 @@ def test_the_pool_goes_on_after_a_stuck_call(store: kvio.Store) -> None:
 
 
 def test_every_call_takes_a_timeout(store: kvio.Store) -> None:
-    """Whatever waits behind a stuck call gives up at its own deadline."""
+    """Whatever waits behind a stuck call times out at its own deadline."""
     held = store.submit_write("stuck", b"data")
     assert backend_of(store).entered.acquire(timeout=LONG_S)
     late = kvio.StorageTimeoutError
@@ -139,7 +139,7 @@ def test_every_call_takes_a_timeout(store: kvio.Store) -> None:
             call()
     assert [r.status for r in store.delete_blocks(["a", "b"], timeout=SOON_S)] == ["timeout"] * 2
     assert [r.status for r in store.write_blocks([("a", b"")], timeout=SOON_S)] == ["timeout"]
-    assert store.stats().quarantined_threads == 0, "only queued calls were given up"
+    assert store.stats().quarantined_threads == 0, "only queued calls timed out"
     backend_of(store).gate.set()
     assert held.result(LONG_S).nbytes == 4
 

@@ -15,7 +15,7 @@ from tests.faults import reporting, totals
 
 
 def test_counts_of_tests_are_added_and_reported_in_one_line() -> None:
-    """Zero is told where it is a verdict; pairs are told as n of m; reasons are counted."""
+    """Zero is reported where it is a verdict; pairs are reported as n of m; reasons are counted."""
     total = totals.summed(
         [
             {"states": 1200, "receipts": 30, "lost": 0, "torn": 0},
@@ -50,7 +50,7 @@ def test_what_has_no_name_is_not_counted() -> None:
 
 
 def test_totals_are_written_as_json(tmp_path: Path) -> None:
-    """The results file has totals, skips and what else is told."""
+    """The results file has totals, skips and other facts."""
     path = tmp_path / "deep" / "faults.json"
 
     totals.write(path, {"cuts": 3}, {}, kernel="6.1")
@@ -87,7 +87,7 @@ def test_a_run_of_pytest_ends_with_the_line(tmp_path: Path) -> None:
                 tally.add(cuts=4, kills=2)
 
             def test_three(tally):
-                pytest.skip("no such medium")
+                pytest.skip("no such file system")
 
             def test_four(tally):
                 tally.add(lost=1)
@@ -107,6 +107,9 @@ def test_a_run_of_pytest_ends_with_the_line(tmp_path: Path) -> None:
     )
 
     reported = json.loads(results.read_text())
-    assert "faults: FAILED 1; 7 cuts, 2 kills: lost 1; skipped 1: no such medium (1)" in run.stdout
+    assert (
+        "faults: FAILED 1; 7 cuts, 2 kills: lost 1; skipped 1: no such file system (1)"
+        in run.stdout
+    )
     assert reported["totals"] == {"cuts": 7, "kills": 2, "lost": 1}
     assert reported["failed"] == 1

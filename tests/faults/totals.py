@@ -1,4 +1,4 @@
-"""What a campaign did, in numbers: counted by tests, summed over processes, told in one line."""
+"""What a campaign did, in numbers: counted by tests, summed over processes, shown in one line."""
 
 from __future__ import annotations
 

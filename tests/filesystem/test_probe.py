@@ -61,7 +61,7 @@ def test_a_medium_is_tried_anew_when_something_was_mounted(disk_path: Path, tmp_
 
 
 def test_an_alignment_that_is_not_reported_is_assumed() -> None:
-    """By tmpfs, which takes any: the doctor does not say that it was told."""
+    """By tmpfs, which takes any: the doctor does not say that statx reported it."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
         directory = os.open(path, os.O_RDONLY)
         try:

@@ -33,7 +33,7 @@ def test_everything_was_observed(guest: Guest) -> None:
 
 
 def test_the_topology_is_the_machine(guest: Guest) -> None:
-    """Nodes, their CPUs, their memory and their distance are those that QEMU was told."""
+    """Nodes, their CPUs, their memory and their distance are those that QEMU was given."""
     seen = guest["topology"]
 
     assert seen["nodes"] == seen["memory_nodes"] == [0, 1]
@@ -90,7 +90,7 @@ def test_slots_are_spread_over_sockets(guest: Guest) -> None:
 def test_a_threads_new_pages_are_where_it_was_reported(
     guest: Guest, case: str, state: object, pages: dict[str, int]
 ) -> None:
-    """Mask, policy and the node of every page, as move_pages and the list of mappings tell."""
+    """Mask, policy and the node of every page, as move_pages and the list of mappings report it."""
     seen = guest["threads_memory"][case]
 
     assert seen["state"] == state

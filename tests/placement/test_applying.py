@@ -303,7 +303,7 @@ def test_memory_has_a_policy_of_its_own(node: int) -> None:
 
 
 def test_memory_that_is_not_page_aligned_or_on_no_node_is_refused(node: int) -> None:
-    """The complaint names both causes, as the kernel does not tell them apart."""
+    """The complaint names both causes, as the kernel does not distinguish them."""
     with mmap.mmap(-1, 4 * PAGE) as memory, memoryview(memory) as view:
         with view[1:] as askew, pytest.raises(ConfigError, match="not page-aligned"):
             place_memory(askew, Slot((0,), node), "bind")

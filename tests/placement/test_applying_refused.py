@@ -52,7 +52,7 @@ def test_where_policies_are_forbidden_the_cpus_hold_and_the_outcome_says_so(
 
 
 def test_a_policy_that_cannot_be_given_back_is_not_set() -> None:
-    """Where the kernel does not tell the old policy, the new one is done without."""
+    """Where the kernel does not report the old policy, the new one is done without."""
 
     def contained() -> str:
         forbid(["get_mempolicy"], errno.EPERM)
@@ -92,7 +92,7 @@ def test_memory_stays_where_policies_are_forbidden() -> None:
 
 
 def test_a_thread_that_nobody_may_ask_about_is_not_ok() -> None:
-    """Where the kernel does not tell a mask, the thread is not said to be in its place."""
+    """Where the kernel does not report a mask, the thread is not said to be in its place."""
 
     def contained() -> str:
         thread = threading.get_native_id()
@@ -223,7 +223,7 @@ def test_a_pin_that_raises_leaves_the_thread_as_it_was(
 
 
 def test_an_old_mask_that_is_not_taken_back_is_an_error_and_the_policy_comes_back() -> None:
-    """One that cannot be given back is told, and does not keep the other from coming back."""
+    """One that cannot be given back is reported, and does not keep the other from coming back."""
     kernel = FakeKernel(error=errno.EINVAL)
     before = kernel.policy
     with pytest.raises(OSError, match="Invalid argument"), applied(SLOT, "bind", kernel=kernel):

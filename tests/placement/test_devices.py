@@ -30,7 +30,7 @@ def why(root: Path, path: str) -> str:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_disk_is_on_the_node_of_its_controller(two: Path, node: int) -> None:
-    """Found above the disk, where PCI devices tell it."""
+    """Found above the disk, where PCI devices report it."""
     nvme(two, 0, node, "259:0")
     mount(two, "259:0", "/mnt", "ext4", "/dev/nvme0n1")
 
@@ -88,7 +88,7 @@ def test_a_partition_is_on_the_node_of_its_disk(two: Path) -> None:
 
 
 def test_a_mapped_device_is_on_all_nodes_of_its_disks(two: Path) -> None:
-    """Two disks on two nodes: both are told, and there is no one node."""
+    """Two disks on two nodes: both are reported, and there is no one node."""
     disks = [nvme(two, index, index, f"259:{index}") for index in range(2)]
     mapped(two, "dm-0", "254:0", disks)
     mount(two, "254:0", "/mnt", "xfs", "/dev/mapper/data")

@@ -1,4 +1,4 @@
-"""A CUDA number means a GPU only where that is told, and its node is that GPU's."""
+"""A CUDA number means a GPU only where that is reported, and its node is that GPU's."""
 
 from __future__ import annotations
 

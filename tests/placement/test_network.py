@@ -1,4 +1,4 @@
-"""A network file system is on the node of the device it goes through, where that can be told."""
+"""A network file system is on the node of the device it goes through, where that can be known."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_server_on_this_machine_has_no_device(two: Path) -> None:
 def test_over_rdma_it_is_the_node_that_all_rdma_devices_are_on(
     two: Path, second: int, expected: tuple[int, ...]
 ) -> None:
-    """Which of several is used, nobody tells."""
+    """Which of several is used is unknown."""
     for index, node in enumerate((1, second)):
         device = pci(two, f"0000:2{index}:00.0", node)
         put(two, f"{device}/infiniband/mlx5_{index}/node_type", "1: CA\n")

@@ -221,7 +221,7 @@ class TestNear:
         assert "near is without effect" in text
 
     def test_units_of_unknown_distance_come_last(self, epyc: Path) -> None:
-        """The device's own node is at 10, as ACPI has it, though its row is not told."""
+        """The device's own node is at 10, as ACPI has it, though its row is not reported."""
         (epyc / f"{trees.NODE}/node6/distance").unlink()
         wish = Placement(map_by="numa", near="path:/six", memory="local")
 

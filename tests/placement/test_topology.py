@@ -1,4 +1,4 @@
-"""The machine is read as the kernel tells it, within what the process may use."""
+"""The machine is read as the kernel reports it, within what the process may use."""
 
 from __future__ import annotations
 

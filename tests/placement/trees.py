@@ -24,7 +24,7 @@ class Shape:
         offline: numbers of nodes that are possible and not online; their CPUs are not either.
         memoryless: numbers of nodes without memory.
         allowed, mems: the mask and the memory nodes of the process; None: all.
-        numa: whether the kernel tells nodes at all.
+        numa: whether the kernel reports nodes at all.
     """
 
     sockets: int = 1
@@ -166,7 +166,7 @@ def _put_nodes(root: Path, shape: Shape) -> None:
 
 
 def pci(root: Path, address: str, node: int | None) -> str:
-    """Add a PCI device below a bridge that knows no node; None: no file tells one."""
+    """Add a PCI device below a bridge that knows no node; None: no file reports one."""
     directory = f"/sys/devices/pci0000:00/0000:00:01.0/{address}"
     put(root, "/sys/devices/pci0000:00/0000:00:01.0/numa_node", "-1\n")
     if node is not None:

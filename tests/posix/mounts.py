@@ -24,7 +24,7 @@ _MAKERS: dict[str, tuple[list[str], int]] = {
     "xfs": (["mkfs.xfs", "-q", "-f"], 300),
     "btrfs": (["mkfs.btrfs", "-q", "-f", "--mixed"], 64),
 }
-#: How long room that was given up may need to be free: xfs frees inodes behind one's back.
+#: How long room that was freed may need to be free: xfs frees inodes behind one's back.
 _BACK_S = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
 _PACKAGES = {"mkfs.xfs": "xfsprogs", "mkfs.btrfs": "btrfs-progs"}

@@ -29,7 +29,7 @@ class Memory:
     """What a store learned since it was opened, put back so that every run makes the same calls.
 
     It guesses whether the next key is taken, knows that the umask is kind, and which forms of
-    publishing the medium lacks; a fault can teach it the last.
+    publishing the file system lacks; a fault can teach it the last.
     """
 
     def __init__(self, store: kvio.Store) -> None:
@@ -105,7 +105,7 @@ class Scenario:
         )
 
     def arrange(self, root: Path, store: kvio.Store | None = None) -> None:
-        """Put the medium into the state before the operation, without kvio's code."""
+        """Put the file system into the state before the operation, without kvio's code."""
         for key in self.keys:
             path = faultlab.file_of(root, key, layout=self.layout)
             if self.fresh or self.vanished:

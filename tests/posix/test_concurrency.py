@@ -247,7 +247,7 @@ def test_a_directory_made_again_by_another_process_is_used(root: Path) -> None:
 
 
 def test_a_root_that_vanishes_fails_typed(root: Path) -> None:
-    """Removed or removed and made again: writes are told so, nothing is stored elsewhere."""
+    """Removed or removed and made again: writes fail and say so, nothing is stored elsewhere."""
     with kvio.open_store("posix-tmpfile", root=root) as store:
         store.write_block("k", b"data")
         before = len(faultlab.open_descriptors())

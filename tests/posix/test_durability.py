@@ -149,7 +149,7 @@ def test_new_directories_are_made_durable_with_their_parents(root: Path) -> None
 
 
 def test_a_deletion_is_made_durable(root: Path) -> None:
-    """A durable store syncs the directory after unlinking, and tells when that fails."""
+    """A durable store syncs the directory after unlinking, and reports when that fails."""
     with durable(root) as store:
         store.write_blocks([("a", PAYLOAD), ("b", PAYLOAD)])
         with counting() as fault:

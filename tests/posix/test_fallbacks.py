@@ -241,7 +241,7 @@ def test_durable_blocks_are_not_synced_without_a_name_where_that_keeps_nothing(
 
 
 def test_a_close_that_fails_says_why(root: Path) -> None:
-    """The kernel's own error of the last call is told; nothing gets a name."""
+    """The kernel's own error of the last call is reported; nothing gets a name."""
 
     def work() -> None:
         with kvio.open_store("posix-tmpfile", root=root, options={"publish": "rename"}) as store:

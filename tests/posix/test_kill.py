@@ -61,7 +61,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def undisturbed(scenario: Scenario, root: Path) -> dict[str, int]:
-    """Count a scenario's calls by site, or skip where the medium cannot do it."""
+    """Count a scenario's calls by site, or skip where the file system cannot do it."""
     scenario.arrange(root)
     try:
         store = scenario.open(root)

@@ -211,7 +211,7 @@ def test_a_file_size_limit_is_a_full_device(root: Path, backend: str, limit: int
 
 
 def test_a_direct_write_that_ends_inside_a_file_block_is_an_error(real_disk: Path) -> None:
-    """Less than a file block was taken, for no reason that the system tells: nothing is stored."""
+    """Less than a file block was taken, for no reason that the system reports."""
     try:
         store = kvio.open_store("posix-direct", root=real_disk)
     except kvio.UnsupportedError as exc:

@@ -1,4 +1,4 @@
-"""Which I/O mode is taken, told and really used."""
+"""Which I/O mode is chosen, reported and really used."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def test_a_calibration_that_is_no_text_is_a_config_error(root: Path) -> None:
 
 
 def test_dontcache_is_used_where_the_kernel_has_it(root: Path) -> None:
-    """A calibrated dontcache write is told in the receipt and reads back right."""
+    """A calibrated dontcache write is reported in the receipt and reads back right."""
     table = steps(1, IOMode.BUFFERED, IOMode.DONTCACHE)
     calibrate(root, Calibration(table, table, "a test"))
     with open_or_skip("hybrid", root) as store:

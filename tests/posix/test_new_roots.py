@@ -33,7 +33,7 @@ def traced(root: Path, durability: str) -> list[str]:
         text=True,
     )
     if "UnsupportedError" in done.stderr:
-        pytest.skip(f"the medium is not durable: {done.stderr.strip()[-200:]}")
+        pytest.skip(f"the file system is not durable: {done.stderr.strip()[-200:]}")
     assert done.returncode == 0, done.stderr
     return log.read_text().splitlines()
 

@@ -228,7 +228,7 @@ def test_padding_holds_nothing_of_the_heap(
 
 
 def poison(store: kvio.Store) -> None:
-    """Fill every bounce buffer with what must not reach the medium."""
+    """Fill every bounce buffer with what must not reach the file system."""
     pool = faultlab.engine_of(store).bounce
     buffers = [pool.take() for _ in range(8)]
     for buffer in buffers:

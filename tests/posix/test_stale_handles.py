@@ -52,7 +52,7 @@ def test_a_name_that_changed_meanwhile_is_asked_again(
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_handle_that_stays_stale_is_a_typed_error(store: kvio.Store, name: str) -> None:
-    """It is not asked for ever, and nothing is told that was not seen."""
+    """It is not asked for ever, and nothing is reported that was not seen."""
     site, call = CALLS[name]
     with faults.inject(site, error=errno.ESTALE, times=FOR_EVER) as fault:
         if name == "count":

@@ -90,7 +90,7 @@ def syncs_owed(
 ) -> dict[str, int]:
     """Return how many calls of each of `SYNCS` must have succeeded for what is asked to be stored.
 
-    *needed*: calls without a fault. *told*: by key, None or the error; a key that failed owes
+    *needed*: calls without a fault. *reported*: by key, None or the error; a key that failed owes
     no sync of its file, nor of a directory that holds no other; deletions sync one each.
     """
 
@@ -223,7 +223,7 @@ class Bench:
             require(good >= owed[site], lacks)
 
     def check_contents(self, outcome: Outcome) -> None:
-        """The medium holds what was promised, and the store reads it."""
+        """The file system holds what was promised, and the store reads it."""
         for key, promised in outcome.items():
             stored = faultlab.peek(self.root, key, layout=self.scenario.layout)
             if isinstance(promised, Exception):
@@ -286,7 +286,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def bench_for(scenario: Scenario, root: Path) -> Bench:
-    """Open a scenario's store, or skip where the medium cannot do it."""
+    """Open a scenario's store, or skip where the file system cannot do it."""
     try:
         return Bench(scenario, root)
     except kvio.UnsupportedError as exc:
@@ -341,13 +341,13 @@ def test_the_scenarios_reach_every_system_call_site(tmp_path: Path) -> None:
 
     missed = set(faults.sites()).difference(*REACHED.values())
     if missed and skipped:
-        pytest.skip(f"sites {sorted(missed)} need what this medium lacks: {skipped}")
+        pytest.skip(f"sites {sorted(missed)} need what this file system lacks: {skipped}")
     assert not missed
 
 
 @pytest.mark.parametrize("times", [1, 2, 1 << 20], ids=["once", "twice", "for ever"])
 def test_a_write_error_is_retried_once_on_a_fresh_inode(root: Path, times: int) -> None:
-    """EIO on write: the bytes go to a new inode, once, and a second failure is told."""
+    """EIO on write: the bytes go to a new inode, once, and a second failure is reported."""
     with kvio.open_store("posix-tmpfile", root=root) as store:
         with faults.inject("write", error=errno.EIO, times=times) as fault:
             if times == 1:

@@ -32,7 +32,7 @@ SMALL: Final = bytes(range(250)) * 20
 #: Two parts, the first as small as S3 lets it be.
 PART_BYTES: Final = 5 * MiB
 LARGE: Final = bytes(range(256)) * (PART_BYTES // 256 + 800)
-#: Nothing that works takes so long; what hangs is given up after it, where need be sooner. With
+#: Nothing that works takes so long; what hangs is cancelled after it, where need be sooner. With
 #: the hasty ones a busy machine may fail to open a store.
 PATIENT: Final = {"connect_timeout_s": 20.0, "read_timeout_s": 20.0, "request_timeout_s": 60.0}
 HASTY: Final = {"connect_timeout_s": 1.0, "read_timeout_s": 1.0, "request_timeout_s": 1.6}
@@ -40,8 +40,8 @@ BRISK: Final = {"connect_timeout_s": 3.0, "read_timeout_s": 3.0, "request_timeou
 
 Verb: TypeAlias = Callable[[kvio.Store, str], object]
 
-# What a library does unlike the others, whatever it is told. One that is not named makes one
-# request an attempt, and tells everything.
+# What a library does unlike the others, whatever its settings. One that is not named makes one
+# request an attempt, and reports everything.
 
 #: Requests that it makes of one that fails, before it says so ...
 REQUESTS_PER_ATTEMPT: Final = {"s3+torch": 2}  # its least: with 1 it makes its default, 4
@@ -59,9 +59,9 @@ ENDS_UNTOLD: Final = {"s3+torch": ErrorKind.LOST}
 GIVES_UP_LATER: Final = ("s3+torch",)
 #: Requests of which the smallest write consists.
 REQUESTS_PER_WRITE: Final = {"s3+torch": 3}
-#: Its GET tells no length: a HEAD comes after each range, and before the end of an object.
+#: Its GET reports no length: a HEAD comes after each range, and before the end of an object.
 HEADS: Final = ("s3+s3dlio", "s3+torch")
-#: What a library's own words do not tell: it is taken for another condition.
+#: What a library's own words do not report: it is taken for another condition.
 TELLS_LESS: Final[Mapping[tuple[str, str, str], ErrorKind]] = {
     # A list that cannot be parsed is a server's failure to botocore.
     ("s3+boto3", "trunc", "list"): ErrorKind.BUSY,
@@ -238,7 +238,7 @@ def error_of(kind: ErrorKind | None) -> str:
 
 
 def unfinished(server: FaultyServer, library: str) -> list[str]:
-    """Name the uploads that were neither completed nor given up, once a library had time to."""
+    """Name the uploads that were neither completed nor aborted, once a library had time to."""
     turn, deadline = threading.Event(), time.monotonic() + 10.0
     while library in GIVES_UP_LATER and server.uploads(BUCKET) and time.monotonic() < deadline:
         turn.wait(0.02)

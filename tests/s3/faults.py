@@ -123,7 +123,7 @@ DEAFNESS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _flip(response: Response) -> Response:
-    """Flip one bit in the middle, and say nothing that tells."""
+    """Flip one bit in the middle, and send nothing that shows it."""
     flipped = bytearray(response.body)
     if flipped:
         flipped[len(flipped) // 2] ^= 1

@@ -1,7 +1,7 @@
 """A small S3 server in memory that misbehaves by key name and counts what it is asked.
 
 Ordinary keys are served properly. Every bucket is there, and nobody is asked for a signature.
-What the words in a key do is told in `tests.s3.faults`.
+What the words in a key do is reported in `tests.s3.faults`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FaultyServer:
     Attributes:
         url: Where it listens.
         endpoint: The same, with credentials that nobody looks at.
-        watch: Is told of every request after it was carried out, and before it is answered.
+        watch: Called with every request after it was carried out, and before it is answered.
     """
 
     def __init__(self) -> None:

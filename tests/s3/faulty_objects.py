@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape
 from tests.s3.faults import REFUSALS, Request, Response, failure, fault_of
 
 MIN_PART_BYTES: Final = 5 << 20
-_MODIFIED: Final = 1_795_000_000  # an object's age tells nothing
+_MODIFIED: Final = 1_795_000_000  # an object's age means nothing
 _DIGESTS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
     "content-md5": lambda body: hashlib.md5(body).digest(),
     "x-amz-checksum-sha1": lambda body: hashlib.sha1(body).digest(),

@@ -197,9 +197,9 @@ def slow():
 try:
     DetachableThreads(0.01).run(slow)
 except RequestFailed:
-    print("given up", flush=True)
+    print("abandoned", flush=True)
     printed.set()
 """
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=True)
-    assert ended.stdout.split("\n")[:2] == ["given up", "back"]
+    assert ended.stdout.split("\n")[:2] == ["abandoned", "back"]

@@ -78,7 +78,7 @@ TABLE: Final[Mapping[str, Outcomes]] = {
     ),
     "completeerror": _some(ErrorKind.BUSY, "write in parts"),
     "lostpart": _some(ErrorKind.MANGLED, "write in parts"),
-    # Of one request that is answered with a lie nothing tells.
+    # Of one request that is answered with a lie nothing shows it.
     "lieput": _some(ErrorKind.MANGLED, "write in parts"),
     "ignores-conditions": _GOOD,
     "deaf": _some(ErrorKind.TIMEOUT, *_SENDING),

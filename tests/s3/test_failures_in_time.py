@@ -25,7 +25,7 @@ from tests.s3.failing import (
 from tests.s3.faulty import FaultyServer
 from tests.s3.libraries import LIBRARIES
 
-#: In seconds: the library itself waits longer, so that a verb that has ended was given up.
+#: In seconds: the library itself waits longer, so that a verb that has ended was abandoned.
 WAIT: Final = 0.4
 LONG_S: Final = 60.0
 

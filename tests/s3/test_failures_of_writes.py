@@ -122,7 +122,7 @@ def test_an_ambiguous_conditional_write_is_not_retried(
     key = f"{word.replace(',', '/')}/block"
     with open_faulty(library, faulty, {"retries": 3}) as store:
         if not store.capabilities.exclusive_create:
-            pytest.skip("the library sends no conditions: nothing tells its own block apart")
+            pytest.skip("the library sends no conditions: nothing distinguishes its own block")
         with pytest.raises(kvio.TransientStorageError):
             store.write_block(key, data, if_exists="error")
 
@@ -137,7 +137,7 @@ def test_a_write_whose_response_was_lost_is_whole(library: str, data: bytes) -> 
     """The stored block stays whole; with ``keep`` the retry finds and keeps it."""
     with ForgetfulServer() as server, open_faulty(library, server, {"retries": 3}) as store:
         if not store.capabilities.exclusive_create:
-            pytest.skip("the library sends no conditions: nothing tells its own block apart")
+            pytest.skip("the library sends no conditions: nothing distinguishes its own block")
         with pytest.raises(kvio.TransientStorageError):
             store.write_block("block", data, if_exists="error")
 

@@ -185,7 +185,7 @@ def test_the_connection_breaks_in_the_body(faulty: FaultyServer, word: str, end:
 
 
 def test_badcrc_tells_of_the_original(faulty: FaultyServer) -> None:
-    """One bit is flipped and the checksum is the original's, so that a client can tell."""
+    """One bit is flipped and the checksum is the original's, so that a client can notice."""
     faulty.put("b", "badcrc", BODY)
     answer = ask(faulty, "GET", "/b/badcrc")
     crc32 = int.from_bytes(b64decode(answer.headers["x-amz-checksum-crc32"]), "big")
@@ -195,7 +195,7 @@ def test_badcrc_tells_of_the_original(faulty: FaultyServer) -> None:
 
 
 def test_flip_tells_nothing(faulty: FaultyServer) -> None:
-    """One bit is flipped, the length is right, and no checksum tells; a range is flipped too."""
+    """One bit is flipped, the length is right, and no checksum shows it; a range is flipped too."""
     faulty.put("b", "flip", BODY)
     answer = ask(faulty, "GET", "/b/flip", headers={"x-amz-checksum-mode": "ENABLED"})
     part = ask(faulty, "GET", "/b/flip", headers={"range": "bytes=10-19"})

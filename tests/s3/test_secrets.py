@@ -38,7 +38,7 @@ ACCESS: Final = "ACCESScanary0000access"
 SECRET: Final = "SECRETcanary0000secret"
 TOKEN: Final = "TOKENcanary0000token"
 CANARIES: Final = (ACCESS, SECRET, TOKEN)
-#: One word for each family of failures that a library tells in its own way.
+#: One word for each family of failures that a library reports in its own way.
 WORDS: Final = ("e403", "expired", "e500", "no-bucket", "redirect", "reset", "trunc", "flip")
 
 
@@ -147,7 +147,7 @@ def test_no_error_of_opening_has_credentials(
 def test_no_error_of_options_has_credentials(
     library: str, wrong: dict[str, str], faulty: FaultyServer
 ) -> None:
-    """A wrong option is told by its name, and no credential is told with it."""
+    """A wrong option is reported by its name, and no credential is reported with it."""
     registered(library)
     endpoint = replace(faulty.endpoint, access_key=ACCESS, secret_key=SECRET)
     with pytest.raises(kvio.ConfigError) as caught:

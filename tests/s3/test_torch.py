@@ -304,7 +304,7 @@ store = kvio.open_store("s3+torch://bucket/p", layout="plain", options={
 try:
     store.read_block_into("hang/block", bytearray(10))
 except kvio.StorageTimeoutError:
-    print("given up", flush=True)
+    print("abandoned", flush=True)
 """
 
 
@@ -313,7 +313,7 @@ def test_a_program_ends_although_a_call_hangs(faulty: FaultyServer) -> None:
     """A call that never returns does not keep a program from exiting."""
     done = run_alone(HANGING, faulty.url)
 
-    assert (done.stdout, done.returncode) == ("given up\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("abandoned\n", 0), done.stderr
 
 
 def test_an_untrusted_certificate_is_a_tls_error() -> None:

@@ -288,7 +288,7 @@ def test_a_handle_that_is_closed_meanwhile_does_not_look_whole(create: Create) -
 
 
 def test_a_file_whose_mode_cannot_be_set_is_not_made(create: Create, disk_path: Path) -> None:
-    """EPERM for a file of our own: told, and neither a name nor a descriptor stays."""
+    """EPERM for a file of our own: reported, and neither a name nor a descriptor stays."""
     with (
         faults.inject("fchmod", error=errno.EPERM),
         pytest.raises(kvio.AccessDeniedError) as caught,

@@ -156,7 +156,7 @@ def test_alignment_is_that_of_the_file_system_or_coarser(create: Create, mode: s
 
 
 def test_the_mode_is_one_for_all(create: Create, join: Create, mode: str) -> None:
-    """Every handle tells and uses the mode that the creator chose."""
+    """Every handle reports and uses the mode that the creator chose."""
     file = create("file", MiB, writers=2, mode=mode)
 
     assert file.mode == join("file", 1).mode == mode

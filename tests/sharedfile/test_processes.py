@@ -140,13 +140,13 @@ def test_two_handles_never_write_one_rank(disk_path: Path) -> None:
 def test_a_dead_creators_file_is_taken_over(case: Case, disk_path: Path) -> None:
     """Its writers live on and finish; who recovers it waits for them and seals."""
     path = disk_path / "f"
-    ready, tell = os.pipe()
+    ready, notify = os.pipe()
     go, let_go = os.pipe()
 
     def create() -> None:
         file = case.create(path)
         kills.write_domain(file, 0, case)
-        os.write(tell, b"c")
+        os.write(notify, b"c")
         os.read(go, 1)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -156,7 +156,7 @@ def test_a_dead_creators_file_is_taken_over(case: Case, disk_path: Path) -> None
             todo = list(kills.pieces(file, 1, case.piece))
             start, end = todo[0]
             file.pwrite(case.payload[start:end], start)
-            os.write(tell, b"w")
+            os.write(notify, b"w")
             os.read(go, 1)  # nothing comes: the end of the pipe
             for start, end in todo[1:]:
                 file.pwrite(case.payload[start:end], start)
@@ -177,16 +177,16 @@ def test_a_dead_creators_file_is_taken_over(case: Case, disk_path: Path) -> None
             kills.write_missing(other, 2, case.payload)
         file.seal(timeout=LONG_S)
         kills.end_well([writer])
-    for fd in (ready, tell, go):
+    for fd in (ready, notify, go):
         os.close(fd)
     assert kills.check_name(path, case.payload)
     assert sorted(os.listdir(disk_path)) == kills.names_of(path)
 
 
 def test_after_an_abort_every_call_of_others_fails(case: Case, disk_path: Path) -> None:
-    """Nothing is left in the directory, and a writer that goes on is told that it was aborted."""
+    """Nothing is left in the directory, and a writer that goes on learns that it was aborted."""
     path = disk_path / "f"
-    ready, tell = os.pipe()
+    ready, notify = os.pipe()
     go, let_go = os.pipe()
 
     def write() -> None:
@@ -194,7 +194,7 @@ def test_after_an_abort_every_call_of_others_fails(case: Case, disk_path: Path) 
         file = SharedFile.open(path, 1)
         (start, end), *rest = kills.pieces(file, 1, case.piece)
         file.pwrite(case.payload[start:end], start)
-        os.write(tell, b"w")
+        os.write(notify, b"w")
         os.read(go, 1)
         start, end = rest[0]
         with pytest.raises(kvio.StoreClosedError, match="was aborted"):
@@ -218,7 +218,7 @@ def test_after_an_abort_every_call_of_others_fails(case: Case, disk_path: Path) 
         file.pwrite(b"x", 0)
     with pytest.raises(kvio.StoreClosedError):
         file.abort()
-    for fd in (ready, tell, go):
+    for fd in (ready, notify, go):
         os.close(fd)
     kills.whole_life(path, case)
 
@@ -275,7 +275,7 @@ def test_a_creator_is_not_robbed_of_its_lock(disk_path: Path) -> None:
     """At whichever call it stands while another sweeps: two creators, or one nobody can recover."""
     case = CASES[0]
     path = disk_path / "f"
-    ready, tell = os.pipe()
+    ready, notify = os.pipe()
     go, let_go = os.pipe()
 
     def slow() -> None:
@@ -284,7 +284,7 @@ def test_a_creator_is_not_robbed_of_its_lock(disk_path: Path) -> None:
         lock = map_lock
 
         def slowly(fd: int, byte: int, nbytes: int = 1) -> bool:
-            os.write(tell, b".")
+            os.write(notify, b".")
             os.read(go, 1)
             return lock(fd, byte, nbytes)
 
@@ -299,7 +299,7 @@ def test_a_creator_is_not_robbed_of_its_lock(disk_path: Path) -> None:
         kills.end_well([pid])
         kills.write_missing(file, None, case.payload)
         file.seal()
-    for fd in (ready, tell, go):
+    for fd in (ready, notify, go):
         os.close(fd)
     assert kills.check_name(path, case.payload)
     assert sorted(os.listdir(disk_path)) == kills.names_of(path)

@@ -102,7 +102,7 @@ def test_domains_are_read_side_by_side(data: bytes, join: Create) -> None:
 
 
 def test_the_handle_that_sealed_reads(create: Create) -> None:
-    """After `seal` the same handle reads what was sealed, and tells so."""
+    """After `seal` the same handle reads what was sealed, and reports so."""
     payload = raw.random_bytes(SIZE)
     file = create("file", SIZE, writers=2)
     file.pwrite(payload, 0)
@@ -116,7 +116,7 @@ def test_the_handle_that_sealed_reads(create: Create) -> None:
 
 
 def test_domains_survive_the_seal(data: bytes, join: Create, create: Create) -> None:
-    """A sealed file tells the same domains as it had while it was written."""
+    """A sealed file reports the same domains as it had while it was written."""
     options = next(
         choices for choices in LAYOUTS.values() if _domains(create, choices) == _read(join)
     )
@@ -344,7 +344,7 @@ def test_what_is_cold_is_read_past_the_page_cache_once(large: bytes, real_disk: 
     path, out = real_disk / "large", kvio.aligned_buffer(LARGE)
     _forget(path)
     if _cached(path) != 0:
-        pytest.skip("the kernel does not tell what is cached, or does not forget it")
+        pytest.skip("the kernel does not report what is cached, or does not forget it")
     with SharedFile.open(path, mode="direct") as file:
         if file.pread_into(out) and _cached(path):
             pytest.skip(f"no direct I/O on {real_disk}")

@@ -22,7 +22,7 @@ DATA = raw.random_bytes(SIZE)
 
 
 def test_a_closed_file_is_gone_on_with(create: Create, disk_path: Path, mode: str) -> None:
-    """What a creator left is told by `create`, and `recover` seals it from where it stood."""
+    """What a creator left is reported by `create`, and `recover` seals it from where it stood."""
     with create("file", SIZE, mode=mode, cell_bytes=8 * KiB) as file:
         file.pwrite(DATA[: 16 * KiB + 5], 0)
     with pytest.raises(kvio.BlockExistsError, match="recover"):

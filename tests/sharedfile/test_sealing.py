@@ -211,7 +211,7 @@ def test_a_sealed_file_is_sealed_once(create: Create) -> None:
 
 
 def test_other_handles_learn_of_the_seal(create: Create, join: Create) -> None:
-    """A rank that writes after the seal is told that the file is sealed."""
+    """A rank that writes after the seal gets the error that the file is sealed."""
     file = create("file", SIZE, writers=2)
     other = join("file", 1)
     file.pwrite(DATA[: other.domain()[0].offset], 0)
@@ -223,7 +223,7 @@ def test_other_handles_learn_of_the_seal(create: Create, join: Create) -> None:
 
 
 def test_only_who_created_it_seals_or_aborts(create: Create, join: Create) -> None:
-    """A rank's handle is told who may."""
+    """The error of a rank's handle names who may."""
     create("file", SIZE, writers=2)
     other = join("file", 1)
     for call in (other.seal, other.abort):
@@ -295,7 +295,7 @@ def test_an_inode_that_lost_bytes_is_never_sealed(
 
 
 def test_a_writer_that_failed_fails_the_seal(create: Create, join: Create, disk_path: Path) -> None:
-    """The seal, and every other writer, is told that a rank's I/O failed and which."""
+    """The seal, and every other writer, gets the error that a rank's I/O failed and which."""
     file = create("file", SIZE, writers=2)
     other = join("file", 1)
     with faults.inject("write", error=errno.EIO), pytest.raises(kvio.StorageError) as caught:

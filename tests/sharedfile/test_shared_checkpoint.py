@@ -72,7 +72,7 @@ def test_a_part_with_one_wrong_bit_is_not_called_identical(real_disk: Path) -> N
 
 @pytest.mark.slow
 def test_a_process_whose_disk_fails_ends_all(real_disk: Path) -> None:
-    """Exit status 2; the rank and the reason are told, no rate is, and nothing is left."""
+    """Exit status 2; the rank and the reason are reported, no rate is, and nothing is left."""
     done = _run(("-c", _PATCHED + _BROKEN), FOLDER, real_disk)
 
     assert (done.returncode, done.stdout) == (2, "")

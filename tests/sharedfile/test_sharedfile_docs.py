@@ -96,7 +96,7 @@ def test_the_names_in_the_directory_are_those_it_says(real_disk: Path) -> None:
 def test_hybrid_takes_the_mode_of_its_table(
     durability: str, writers: int, size: int, *, direct: bool, real_disk: Path
 ) -> None:
-    """The first line that fits, where the medium has direct I/O at all."""
+    """The first line that fits, where the file system has direct I/O at all."""
     try:
         SharedFile.create(real_disk / "probe", 1, mode="direct").abort()
     except kvio.ConfigError as exc:

@@ -89,7 +89,7 @@ def test_a_copy_with_the_name_is_not_what_was_sealed(create: Create, join: Creat
 def test_a_file_that_got_the_inode_later_is_not_what_was_sealed(
     create: Create, join: Create, monkeypatch: pytest.MonkeyPatch, *, attributes: bool
 ) -> None:
-    """Its id, or where there are no attributes its time, tells; its bytes may be the same."""
+    """Its id, or where there are no attributes its time, shows it; its bytes may be the same."""
     if not attributes:
         monkeypatch.setattr(os, "setxattr", _refuse)
     path = make(create)

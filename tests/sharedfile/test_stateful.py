@@ -245,7 +245,7 @@ class SharedFileMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.sealed)
     @rule()
     def seal(self) -> None:
-        """Seal what is whole, and be told who owes bytes where it is not."""
+        """Seal what is whole, and report who owes bytes where it is not."""
         owed = {cell.rank for cell in self.cells() if not self.is_whole(cell)}
         if owed:
             with pytest.raises(kvio.StorageTimeoutError) as caught:

@@ -28,7 +28,7 @@ from .conftest import Create
 pytestmark = pytest.mark.usefixtures("nothing_open")
 
 SIZE = 300 * KiB + 123
-#: Layouts by what `create` is told: three ranks each.
+#: Layouts by the arguments of `create`: three ranks each.
 LAYOUTS: dict[str, dict[str, Any]] = {
     "contiguous": {"writers": 3},
     "round-robin": {"writers": 3, "stripe_bytes": 16 * KiB},

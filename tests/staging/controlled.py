@@ -20,7 +20,7 @@ SOON_S = 0.02
 
 
 class ControlledBackend(ForwardingBackend):
-    """Blocks in memory; writes wait for whoever holds their key, then fail as they are told.
+    """Blocks in memory; writes wait for the holder of their key, then fail as instructed.
 
     Attributes:
         events: ("begin" | "stored" | "failed" | "deleted", key), in order.

@@ -57,7 +57,7 @@ class TestKvdev(DevicePromises):
         assert kvdev.state.copied == {"dd": NBYTES, "hd": NBYTES, "dh": 2 * NBYTES - 7}
 
     def test_fill_does_not_wait_for_the_device(self, memory: DeviceMemory) -> None:
-        """A tensor is accepted when its copy is queued; its fence tells when it is done."""
+        """A tensor is accepted when its copy is queued; its fence reports when it is done."""
         filled = memory.fill(SPANS, flat_parts(kvdev.tensor_of(noise(NBYTES))), checksum=False)
 
         assert not kvdev.state.copied

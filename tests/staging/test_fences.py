@@ -15,7 +15,7 @@ BYTES = 16
 
 
 class Marker:
-    """A fence that is only told from others."""
+    """A fence that differs from others in nothing else."""
 
     def done(self) -> bool:
         return True

@@ -94,7 +94,7 @@ def test_many_threads_with_files_that_do_not_fit_together_all_end(
                     for _ in range(6):
                         file.write(bytes([number]) * 8192)
                 spilling.write_block(f"w{number}", bytes([turn]) * 30_000)
-        except BaseException as exc:  # noqa: BLE001  # told below
+        except BaseException as exc:  # noqa: BLE001  # reported below
             errors.append(exc)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]

@@ -233,7 +233,7 @@ DATA = payloads.payload(2 * kvio.MiB + 77, 9)
 def test_a_stored_block_that_rotted_is_not_read_to_its_end(
     tmp_path: Path, way: str, at: int
 ) -> None:
-    """Whoever reads it in order is told instead of given its last bytes, again and again."""
+    """Who reads it in order gets an error instead of its last bytes, again and again."""
     with kvio.open_store("posix-tmpfile", root=tmp_path) as store, kvio.stage(store) as tier:
         store.write_block("k", DATA)
         with tier.open("k", "rb") as reader:

@@ -209,7 +209,7 @@ def test_torch_load_reads_what_is_staged_and_what_is_stored(
 
 @pytest.mark.torch
 def test_a_full_tier_stops_torch_save(store: WrappedStore[ControlledBackend], torch: Any) -> None:
-    """It hides why behind an error of its own; the file tells, and nothing is published."""
+    """It hides why behind an error of its own; the file fails, and nothing is published."""
     state = _state(torch)
     with staged(store, SMALL) as tier:
         with (

@@ -22,7 +22,7 @@ PAGE = 4096
 
 @pytest.fixture
 def ledger() -> Iterator[Ledger]:
-    """A ledger of 16 pages that gives up at the first failure; in the end it has them all."""
+    """A ledger of 16 pages that does not retry; in the end it has them all."""
     ledger = Ledger(TierState(Level.DURABLE), Extents(16 * PAGE), retries=0, release=lambda _: None)
     yield ledger
     fail_all(ledger)
@@ -50,7 +50,7 @@ def fail_all(ledger: Ledger) -> None:
 
 
 def test_failures_of_some_are_driven_alone(ledger: Ledger) -> None:
-    """The others stay as they are: failed, staged, and told of."""
+    """The others stay as they are: failed, staged, and reported."""
     ours, theirs = stage(ledger, "ours"), stage(ledger, "theirs")
     fail_all(ledger)
 

@@ -1,4 +1,4 @@
-"""Who waits for a write is told before the tier, the daemon or its client is gone."""
+"""Who waits for a write is notified before the tier, the daemon or its client is gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STORED = kvio.Receipt("k", 4, None, Level.DURABLE, IOMode.MEMORY, "", False)
 
 
 def test_close_waits_for_the_one_who_carries_an_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer or a reader may carry off what a drain has left to be told."""
+    """A writer or a reader may carry off what a drain has left to be reported."""
     store, held = open_controlled(), Held()
     with staged(store) as tier:
         monkeypatch.setattr(local(tier).drains, "_deliver", lambda: None)
@@ -133,7 +133,7 @@ def test_a_client_is_not_reported_of_a_failure_that_is_history(
 def test_a_client_is_reported_that_a_write_is_retried(
     session: Session, receipt: OpenReceipt
 ) -> None:
-    """Once for each time, and before it is told how that ended; though the error is the same."""
+    """Once for each time, and before the notification how it ended, for the same error too."""
     error = disk_error()
     session.watch(receipt)
     resolve(receipt.settle(None, error))

@@ -29,7 +29,7 @@ def ring(*, patience_s: float = LONG_S) -> Ring:
 
 
 def leave_quarantined(ring: Ring, nbytes: int, hanging: list[int]) -> Parts:
-    """Lend to a call that is given up and hangs as long as the list has something."""
+    """Lend to a call that is abandoned and hangs as long as the list has something."""
     with ring.lend(nbytes, timeout=0) as parts:
         ring.quarantine(parts, lambda: bool(hanging))
     return parts
@@ -105,7 +105,7 @@ def test_who_has_no_limit_is_refused_when_all_is_quarantined() -> None:
 
 
 def test_who_waits_goes_on_when_nothing_hangs_any_more() -> None:
-    """Nobody tells the ring: it asks."""
+    """The ring is not notified: it polls."""
     lender, hanging = ring(), [1]
     for _ in range(2):
         leave_quarantined(lender, PAGES * PAGE, hanging)
@@ -144,7 +144,7 @@ def test_a_wait_for_a_call_that_does_not_hang_has_no_limit() -> None:
 
 
 class Borrowers(RuleBasedStateMachine):
-    """Each writes a byte of its own over all it was lent; some are given up, and hang a while."""
+    """Each writes a byte of its own over all it was lent; some are abandoned, and hang a while."""
 
     def __init__(self) -> None:
         super().__init__()

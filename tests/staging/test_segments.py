@@ -25,7 +25,7 @@ def test_a_segment_is_there_while_one_of_its_pages_is_in_use(
 ) -> None:
     """Whatever spans are used and released, also such as begin and end inside of pages.
 
-    A used span needs every page that it touches. A released one gives up those that begin in it:
+    A used span needs every page that it touches. A released one frees those that begin in it:
     the one that it begins in may hold what lies before.
     """
     there: set[int] = set()

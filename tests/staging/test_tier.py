@@ -304,7 +304,7 @@ def test_error_refuses_a_block_that_is_drained_while_one_looks(
 def test_error_that_loses_its_race_later_fails_on_the_receipt(
     tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
-    """Reads see the winner's block again, no bytes stay, and the next barrier tells."""
+    """Reads see the winner's block again, no bytes stay, and the next barrier reports it."""
     tier.pause()
     receipt = tier.write_block("k", b"ours", if_exists="error")
     store.write_block("k", b"theirs")

@@ -26,7 +26,7 @@ def store() -> Iterator[WrappedStore[ControlledBackend]]:
 
 @pytest.fixture
 def tier(store: WrappedStore[ControlledBackend]) -> Iterator[kvio.StagingTier]:
-    """A tier that gives up at the first failure."""
+    """A tier that does not retry."""
     with staged(store, retries=0) as tier:
         yield tier
 
@@ -56,7 +56,9 @@ def test_no_receipt_is_stored_before_its_bytes_are(store: WrappedStore[Controlle
                 store.wrapper.fail(key, disk_error(key))
             receipt = tier.write_block(key, n.to_bytes(4) * choose.randrange(1, 9000))
             receipt.add_done_callback(
-                lambda r: events.append(("told" if r.error is None else "told of failure", r.key))
+                lambda r: events.append(
+                    ("reported" if r.error is None else "reported failure", r.key)
+                )
             )
         store.wrapper.forgive()
         with suppress(kvio.StorageError):  # of blocks that newer ones took the place of
@@ -67,8 +69,8 @@ def test_no_receipt_is_stored_before_its_bytes_are(store: WrappedStore[Controlle
     stored = dict.fromkeys((f"k{n}" for n in range(20)), False)
     for event, key in events:
         stored[key] |= event == "stored"
-        assert stored[key] or event != "told", key
-    assert store.wrapper.order("told")
+        assert stored[key] or event != "reported", key
+    assert store.wrapper.order("reported")
 
 
 def test_a_receipt_looked_at_from_inside_the_store_is_not_done(
@@ -128,7 +130,7 @@ def test_an_error_that_will_not_pass_is_not_retried(store: WrappedStore[Controll
 def test_failed_writes_can_be_retried(
     tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
-    """Their receipts are open again and end well; no barrier tells of what was fixed."""
+    """Their receipts are open again and end well; no barrier reports what was fixed."""
     receipts = [fail(tier, store, key) for key in ("a", "b")]
     again = tier.retry_failed()
     tier.barrier("durable", timeout=LONG_S)
@@ -183,7 +185,7 @@ def test_discarding_gives_up_one_failed_write(
 def test_a_newer_write_takes_the_place_of_a_failed_one(
     tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
-    """The old failure is still told; once the newer is durable, so is all before it."""
+    """The old failure is still reported; once the newer is durable, so is all before it."""
     old = fail(tier, store, "k")
     tier.pause()
     new = tier.write_block("k", b"newer")

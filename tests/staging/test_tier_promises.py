@@ -67,7 +67,7 @@ def test_a_deleted_block_is_gone_from_the_tier_and_the_store(
 
 
 def test_receipts_of_deleted_writes_end_and_do_not_lie(tier: kvio.StagingTier) -> None:
-    """They say that the block was deleted; no barrier tells, and the sequence goes on."""
+    """They say that the block was deleted; no barrier reports it, and the sequence goes on."""
     tier.pause()
     receipt = tier.write_block("k", b"data")
     tier.delete_block("k")

@@ -215,7 +215,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule()
     def barrier(self) -> None:
-        """Wait for all, or a moment; failures are told."""
+        """Wait for all, or a moment; failures are reported."""
         with suppress(kvio.StorageError):
             self.tier.barrier(timeout=SOON_S)
 

@@ -1,4 +1,4 @@
-"""The fakes misbehave exactly as they are told, and otherwise not at all."""
+"""The fakes misbehave exactly as instructed, and otherwise not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIMIT_S = 60.0
 
 @pytest.fixture
 def faulty() -> Iterator[WrappedStore[FaultyBackend]]:
-    """Yield a memory store that fails when told to."""
+    """Yield a memory store that fails when asked to."""
     with WrappedStore("memory://", FaultyBackend, io_threads=1) as store:
         yield store
 

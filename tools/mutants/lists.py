@@ -68,7 +68,7 @@ def equivalents(root: Path) -> list[Equivalent]:
     """Return the list, after finding each line in its file.
 
     Raises:
-        StaleEntryError: a line is not there, or more than once and `after` does not tell which.
+        StaleEntryError: a line is not there, or more than once and `after` does not say which.
     """
     found: list[Equivalent] = []
     for entry in tomllib.loads((root / EQUIVALENT).read_text()).get("mutant", []):
@@ -83,7 +83,7 @@ def equivalents(root: Path) -> list[Equivalent]:
         if len(places) != 1:
             raise StaleEntryError(
                 f"{EQUIVALENT}: the line {line!r} is {len(places)} times in {entry['file']}; "
-                "remove the entry, or tell by `after`, the line before it, which one is meant"
+                "remove the entry, or say by `after`, the line before it, which one is meant"
             )
         becomes = tuple(entry["becomes"])
         found.append(Equivalent(entry["file"], places[0], becomes, entry["reason"]))

@@ -118,7 +118,7 @@ class Core:
 
     Args:
         tree: the copy.
-        flags: what the compiler is told beside the flags of ``build.py``.
+        flags: options of the compiler beside the flags of ``build.py``.
         extra: C files that are linked into it, compiled without *flags*.
     """
 

@@ -32,7 +32,7 @@ class Chosen:
         self.order = {test: number for number, test in enumerate(tests)}
         self.pipe = pipe
 
-    def tell(self, event: str, test: str) -> None:
+    def report(self, event: str, test: str) -> None:
         """Report to the worker."""
         os.write(self.pipe, f"{event}\t{test}\n".encode())
 
@@ -46,17 +46,17 @@ class Chosen:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Report that a test begins."""
-        self.tell("begin", nodeid)
+        self.report("begin", nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Report that a test failed."""
         if report.failed:
-            self.tell("fail", report.nodeid)
+            self.report("fail", report.nodeid)
 
     def pytest_collectreport(self, report: Any) -> None:
         """Report that a file cannot be imported."""
         if report.failed:
-            self.tell("fail", f"{report.nodeid} (at import)")
+            self.report("fail", f"{report.nodeid} (at import)")
 
 
 def _child(request: Mapping[str, Any], pipe: int, log: str) -> None:

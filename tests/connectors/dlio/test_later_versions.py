@@ -112,7 +112,7 @@ def test_other_storage_types_stay_dlios_own(dlio: Path, store: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("told", [("3.0.2", False), ("1.1.0", False), ("4.0", True)])
+@pytest.mark.parametrize("reported", [("3.0.2", False), ("1.1.0", False), ("4.0", True)])
 def test_a_version_that_is_not_known_is_refused(
     reported: tuple[str, bool], tmp_path: Path, store: Path
 ) -> None:

@@ -68,7 +68,7 @@ def test_a_run_tells_no_key(route: str, server: Endpoint, tmp_path: Path) -> Non
     run = run_dlio(tmp_path, *options, environment={**environment, "TMPDIR": str(tmp_path)})
 
     assert run.status == 0, run.text
-    assert list(tmp_path.rglob("*.yaml"))  # Hydra did dump what it was told
+    assert list(tmp_path.rglob("*.yaml"))  # Hydra did dump its settings
     assert _reported(server.secret_key, run, tmp_path) == []
 
 

@@ -30,7 +30,7 @@ from kvio.connectors.dlio.settings import VARIABLE, Settings, configured, key_of
 def test_settings_survive_the_environment(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a rank is told, its workers read."""
+    """The workers of a rank read its settings."""
     monkeypatch.setenv(VARIABLE, settings.to_text())
 
     assert configured() == settings

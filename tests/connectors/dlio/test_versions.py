@@ -11,7 +11,7 @@ from kvio.connectors.dlio.versions import FORK, HEAD, PYPI, Release, check_signa
 
 
 class PypiOptions:
-    """The options of dlio-benchmark 2.0.0 that tell it apart."""
+    """The options of dlio-benchmark 2.0.0 that identify it."""
 
     record_length = 0
 

@@ -69,7 +69,7 @@ class Verdicts:
     Attributes:
         states: disks that were looked at.
         receipts: promises that were made.
-        told: torn blocks of which nothing was promised, and of which a read said so.
+        reported: torn blocks of which nothing was promised, and of which a read said so.
         counts: what is bad, by its verdict.
         examples: some of it.
     """
@@ -153,7 +153,9 @@ def _check_blocks(
         judge(found, key, promises, verdicts, tearable=scenario.tearable)
         peeked = _peek(root, key, scenario.layout)
         if peeked != found:
-            verdicts.bad("wrong", f"{key!r}: kvio says {_say(found)}, the medium {_say(peeked)}")
+            verdicts.bad(
+                "wrong", f"{key!r}: kvio says {_say(found)}, the file system {_say(peeked)}"
+            )
         for other in looks(store, key, found):
             verdicts.bad("wrong", f"{key!r}: read_block says {_say(found)}, {other}")
 
@@ -228,7 +230,7 @@ def _check_shared(root: Path, promises: Promises, verdicts: Verdicts) -> None:
         found = _read_shared(path)
         judge(found, key, promises, verdicts, tearable=False)
         if isinstance(found, bytes) and path.read_bytes()[: len(found)] != found:
-            verdicts.bad("wrong", f"{key!r}: the medium has other bytes")
+            verdicts.bad("wrong", f"{key!r}: the file system has other bytes")
         trouble = _give_up(path)
         if trouble:
             verdicts.bad("left", f"beside {key!r}: {trouble}")

@@ -12,7 +12,7 @@ from tests.faults.blocks import disk
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the disk that keeps a log and fails when told."""
+    """Compile the disk that keeps a log and fails on request."""
     return disk.build(tmp_path_factory.mktemp("disk"))
 
 

@@ -1,4 +1,4 @@
-"""A process that runs scenarios on a disk, cuts its power in many ways, and tells what it found.
+"""A process that runs scenarios on a disk, cuts its power in many ways, and reports what it found.
 
     python -m tests.faults.blocks.cutting DIRECTORY SERVER KIND STATES SEED SCENARIO...
 

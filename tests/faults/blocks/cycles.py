@@ -42,7 +42,7 @@ class Cycle:
     Attributes:
         mountpoint: where the file system is.
         scenario: how stores are opened.
-        is_down: tells whether the stop has come.
+        is_down: reports whether the stop has come.
         on_begin: called when an operation begins.
         events: marks, as in the log of a disk.
         lies: promises that began after the stop.

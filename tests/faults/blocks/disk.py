@@ -1,4 +1,4 @@
-"""Real file systems over a disk that keeps a log and fails when told."""
+"""Real file systems over a disk that keeps a log and fails on request."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def repair(kind: str, device: str) -> str:
 
 
 class Disk:
-    """A mounted file system, at ``root``, whose disk keeps a log and fails when told.
+    """A mounted file system, at ``root``, whose disk keeps a log and fails on request.
 
     To be made in a namespace of its own (`kernel.own_namespace`), which cleans up after a crash.
 
@@ -226,7 +226,7 @@ class Disk:
         if server.stdout is not None:
             server.stdout.close()
 
-    def tell(self, command: str) -> None:
+    def send(self, command: str) -> None:
         """Let the disk fail, or heal; see faultdisk.c."""
         os.write(self._control, command.encode())
 

@@ -1,4 +1,4 @@
-"""A process that writes to a disk which fails, heals, and is read anew; it tells what it found.
+"""A process that writes to a disk which fails, heals, and is read anew; it reports what it found.
 
     python -m tests.faults.blocks.failing DIRECTORY SERVER KIND ERRNO CASE...
 
@@ -71,11 +71,11 @@ class Bench:
 
     def fail(self, count: int) -> None:
         """Let so many writes of the marked bytes fail."""
-        self.disk.tell(f"fail {self.number} {count} {_MARKER}")
+        self.disk.send(f"fail {self.number} {count} {_MARKER}")
 
     def heal(self) -> None:
         """Let the disk work again."""
-        self.disk.tell("heal")
+        self.disk.send("heal")
 
     def failures(self) -> int:
         """Count what failed so far."""
@@ -176,7 +176,7 @@ def _batch(bench: Bench, outcome: Outcome) -> None:
 def _flush(bench: Bench, outcome: Outcome) -> None:
     """The disk's own cache cannot be flushed: the journal, too, is lost."""
     with bench.open() as store:
-        bench.disk.tell(f"flush {bench.number}")
+        bench.disk.send(f"flush {bench.number}")
         _attempt(outcome, lambda: store.write_block(_KEY, FAILING))
         bench.heal()
     outcome.found = bench.read(_KEY)
@@ -187,7 +187,7 @@ def _delete(bench: Bench, outcome: Outcome) -> None:
     """A deletion that the disk did not flush is not promised; the block may be back."""
     with bench.open() as store:
         store.write_block(_KEY, _STANDING)
-        bench.disk.tell(f"flush {bench.number}")
+        bench.disk.send(f"flush {bench.number}")
         try:
             outcome.receipt = f"deleted {store.delete_block(_KEY)}"
         except kvio.StorageError as exc:
@@ -238,7 +238,7 @@ def _read_shared(path: Path) -> str:
 
 
 def _staged(bench: Bench, outcome: Outcome) -> None:
-    """A tier that gave up keeps the bytes, and retries them when it is asked to."""
+    """A tier whose retries ended keeps the bytes, and retries them when it is asked to."""
     with bench.open() as store, kvio.stage(store, "4MiB", retries=0) as tier:
         bench.fail(_ALWAYS)
         receipt = tier.write_block(_KEY, FAILING)
@@ -297,7 +297,7 @@ def _kept_batch(bench: Bench, outcome: Outcome) -> None:
 
 
 def _kept_reported(bench: Bench, outcome: Outcome) -> None:
-    """Somebody else was told that the disk had failed: the kernel does not tell it twice."""
+    """Another process got the error of the disk: the kernel does not report it twice."""
     _hasty(bench)
     fd = os.open(faultlab.file_of(bench.root, _KEY, layout=bench.layout), os.O_RDONLY)
     with pytest.raises(OSError):
@@ -333,9 +333,9 @@ CASES: Final[dict[str, Case]] = {
     "shared": _shared,
     "kept": _kept,
     "kept-batch": _kept_batch,
-    "kept-told": _kept_reported,
+    "kept-reported": _kept_reported,
     "kept-plain": _plain(_kept),
-    "kept-told-plain": _plain(_kept_reported),
+    "kept-reported-plain": _plain(_kept_reported),
     "staged": _staged,
     "staged-once": _staged_once,
     "flush": _flush,

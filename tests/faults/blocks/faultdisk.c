@@ -1,5 +1,5 @@
 /*
- * A disk that keeps a log and fails when told: a FUSE server that shows one
+ * A disk that keeps a log and fails on request: a FUSE server that shows one
  * image as a file, for a loop device and a real file system above it.
  *
  *   faultdisk IMAGE LOG MOUNTPOINT [FUSE options]
@@ -52,7 +52,7 @@ static int write_error, flush_error;
 static long failures_left;
 static char failing_text[64];
 
-/* Nothing may be concluded from a log with a gap: give up at once. */
+/* Nothing may be concluded from a log with a gap: end at once. */
 static void keep_record(enum kind kind, off_t offset, const char *data, size_t nbytes)
 {
 	struct record record = { MAGIC, (uint32_t)kind, (uint64_t)offset, nbytes };

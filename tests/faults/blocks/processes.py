@@ -15,13 +15,13 @@ _ROOT: Final = Path(__file__).parents[3]
 LIMIT_S: Final = 3600
 
 
-def tell(
+def report(
     module: str,
     *arguments: object,
     more: Mapping[str, str] | None = None,
     under: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Run a module of this package, and give what it tells, line by line.
+    """Run a module of this package, and yield what it prints, line by line.
 
     Args:
         module: its name.

@@ -1,7 +1,7 @@
 /*
  * Stops a file system just before the n-th call that changes it: a library to
  * preload.  kvio_stop_before(n) arms it, with 0 it is left as it is and disarmed;
- * kvio_stopped() tells whether it came to a stop.  From then on no I/O reaches
+ * kvio_stopped() reports whether it came to a stop.  From then on no I/O reaches
  * the disk, and the journal in memory is dropped.
  */
 #define _GNU_SOURCE

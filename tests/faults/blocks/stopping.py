@@ -1,4 +1,4 @@
-"""A process that stops its file system while it writes, mounts it again, and tells what it found.
+"""A process that stops its file system while it writes, mounts it again, and reports what it found.
 
     python -m tests.faults.blocks.stopping DIRECTORY KIND CYCLES SEED [WAY...]
 
@@ -116,7 +116,7 @@ def _run_staged(moment: Moment, cycle: Cycle) -> None:
             cycle.lies.append("a drain after the stop did not fail")
         for receipt in tier.failed:
             tier.discard(receipt)
-        with suppress(kvio.KvioError):  # it tells once more what was lost
+        with suppress(kvio.KvioError):  # it reports once more what was lost
             tier.close()
 
 

@@ -17,18 +17,18 @@ import pytest
 from tests.faults import mutants
 from tests.faults.blocks import disk
 from tests.faults.blocks.failing import CASES
-from tests.faults.blocks.processes import tell
+from tests.faults.blocks.processes import report
 from tests.faults.sizes import FULL
 from tests.faults.totals import Tally
 from tests.posix import strace
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
-#: The slice of ENOSPC: the store gives up at once, so that ways to write differ less.
+#: The slice of ENOSPC: the store fails at once, so that ways to write differ less.
 _FEW: Final = ("once", "direct-once", "shared", "staged", "staged-once")
 #: One write fails: with EIO the block is written anew to a fresh inode.
 _HEALED: Final = ("once", "direct-once", "named-once")
 #: The disk is healed before kvio is asked: it must see by itself what is not there.
-_TOLD: Final = ("kept-told", "kept-told-plain")
+_REPORTED: Final = ("kept-reported", "kept-reported-plain")
 _KEPT: Final = ("replace", "named-replace")
 #: The disk's cache cannot be flushed, and the file system stops for good.
 _FATAL: Final = ("flush", "delete")
@@ -46,7 +46,7 @@ def test_no_receipt_is_given_for_bytes_that_were_lost(
     """A receipt means that the disk has the bytes; without one the error is typed, nothing torn."""
     disk.need(kind)
     cases = tuple(CASES) if FULL or number == errno.EIO else _FEW
-    found = {one["case"]: one for one in tell("failing", tmp_path, server, kind, number, *cases)}
+    found = {one["case"]: one for one in report("failing", tmp_path, server, kind, number, *cases)}
 
     for one in found.values():
         tally.add(faults=one["failures"], receipts=bool(one["receipt"]) + bool(one["again"]))
@@ -60,7 +60,7 @@ def check(case: str, one: dict[str, Any], number: int) -> None:
     """Hold one case's outcome against the contract."""
     assert one["failures"] > 0, f"{case}: nothing failed"
     assert one["again"] in ("", "new"), f"{case}: with the disk healed, {one}"
-    survives = case in ("staged-once", *_TOLD) or (case in _HEALED and number == errno.EIO)
+    survives = case in ("staged-once", *_REPORTED) or (case in _HEALED and number == errno.EIO)
     if survives:
         assert (one["receipt"], one["found"]) == ("durable", "new"), f"{case}: {one}"
         return
@@ -81,7 +81,7 @@ def test_believing_a_second_sync_is_caught(
     """Retrying a failed sync gives receipts for bytes that the disk does not have."""
     disk.need(kind)
     more = mutants.environment(mutant_library, "retry_failed_sync")
-    (one,) = tell("failing", tmp_path, server, kind, errno.EIO, case, more=more)
+    (one,) = report("failing", tmp_path, server, kind, errno.EIO, case, more=more)
     caught = one["receipt"] == "durable" and one["found"] == "torn"
 
     tally.add(mutants=1, caught=int(caught))
@@ -115,7 +115,7 @@ def test_a_descriptor_whose_sync_failed_is_never_synced_again(
     under = strace.command(trace, "-y", "-qq", "-s", "0", "-e", "trace=fsync,fdatasync,close")
     cases = ("once", "always", "named-always", "shared", "staged")
     (tmp_path / "work").mkdir()
-    tell("failing", tmp_path / "work", server, kind, errno.EIO, *cases, under=under)
+    report("failing", tmp_path / "work", server, kind, errno.EIO, *cases, under=under)
     poisoned: set[str] = set()
     failed = 0
     for name, fd, target, result in calls_of(trace.read_text()):

@@ -16,7 +16,7 @@ import kvio
 from tests.faults.blocks import disk, kernel
 from tests.faults.blocks.checks import TORN, Found, Promises, Verdicts, judge, looks
 from tests.faults.blocks.log import Image, Kind, Record, read_log
-from tests.faults.blocks.processes import tell
+from tests.faults.blocks.processes import report
 from tests.faults.blocks.sameness import Piece, Sameness
 from tests.faults.blocks.workload import content
 from tests.posix import children
@@ -159,17 +159,17 @@ def test_a_disk_fails_as_it_is_reported(server: Path, tmp_path: Path) -> None:
         with disk.Disk("ext4", image, str(tmp_path), str(server)) as faulty:
             fd = os.open(tmp_path / "disk" / "disk", os.O_RDWR)
             last = os.fstat(fd).st_size - 4096
-            faulty.tell(f"fail {errno.ENOSPC} 1 marked")
+            faulty.send(f"fail {errno.ENOSPC} 1 marked")
             assert os.pwrite(fd, b"other", last) == 5
             with pytest.raises(OSError, match="No space") as caught:
                 os.pwrite(fd, b"it is marked", last)
             assert caught.value.errno == errno.ENOSPC
             assert os.pread(fd, 5, last) == b"other"
             assert os.pwrite(fd, b"it is marked", last) == 12
-            faulty.tell(f"flush {errno.EIO}")
+            faulty.send(f"flush {errno.EIO}")
             with pytest.raises(OSError, match="Input/output"):
                 os.fsync(fd)
-            faulty.tell("heal")
+            faulty.send("heal")
             os.fsync(fd)
             os.close(fd)
 
@@ -183,7 +183,7 @@ def test_nothing_stays_mounted_when_a_process_of_the_campaign_ends(
 ) -> None:
     """Loop devices and mounts go with the process, and the directory is empty again."""
     disk.need("ext4")
-    tell("cutting", tmp_path, server, "ext4", 2, 1, "new")
+    report("cutting", tmp_path, server, "ext4", 2, 1, "new")
 
     assert os.listdir(tmp_path) == []
     deadline = time.monotonic() + _DETACHED_S

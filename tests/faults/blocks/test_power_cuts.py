@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults import mutants
 from tests.faults.blocks import disk, workload
-from tests.faults.blocks.processes import LIMIT_S, tell
+from tests.faults.blocks.processes import LIMIT_S, report
 from tests.faults.sizes import FULL, seed, size
 from tests.faults.totals import Tally
 
@@ -59,7 +59,7 @@ def test_what_was_durable_survives_a_power_cut(
     """In every state of the disk: no receipt lost, no name torn, nothing but temporaries left."""
     disk.need(kind)
     states = _STATES.get(kind, _STATES_ELSEWHERE)
-    found = tell("cutting", tmp_path, server, kind, states, seed(), *scenarios)
+    found = report("cutting", tmp_path, server, kind, states, seed(), *scenarios)
     bad = count(found, tally)
 
     assert [one["scenario"] for one in found] == list(scenarios)
@@ -80,7 +80,7 @@ def test_a_broken_protocol_is_caught(
     more = mutants.environment(mutant_library, mutant)
     scenarios = _SHOWN_BY[mutant] if FULL else _SHOWN_BY[mutant][:1]
     arguments = (tmp_path, server, kind, _MUTANT_STATES, seed(), *scenarios)
-    found = tell("cutting", *arguments, more=more)
+    found = report("cutting", *arguments, more=more)
     missed = [one["scenario"] for one in found if not set(one["bad"]) & _SEEN]
 
     tally.add(mutants=len(found), caught=len(found) - len(missed))
@@ -96,7 +96,9 @@ def test_taking_a_file_system_for_one_with_a_journal_is_caught(
     """Without a journal a durable block that is synced before it has a name is lost, and seen."""
     disk.need(kind)
     more = {workload.ASSUME_JOURNAL: "1"}
-    (found,) = tell("cutting", tmp_path, server, kind, _MUTANT_STATES, seed(), scenario, more=more)
+    (found,) = report(
+        "cutting", tmp_path, server, kind, _MUTANT_STATES, seed(), scenario, more=more
+    )
 
     tally.add(mutants=1, caught=int(bool(set(found["bad"]) & _SEEN)))
     assert set(found["bad"]) & _SEEN, f"not caught on {kind}: {found}"

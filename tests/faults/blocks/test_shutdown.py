@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults import mutants
 from tests.faults.blocks import disk
-from tests.faults.blocks.processes import LIMIT_S, tell
+from tests.faults.blocks.processes import LIMIT_S, report
 from tests.faults.sizes import FULL, seed, size
 from tests.faults.totals import Tally
 
@@ -40,7 +40,7 @@ def test_what_was_durable_survives_a_shutdown(
 ) -> None:
     """Every receipt is kept; every call that begins after the stop fails with a typed error."""
     disk.need(kind)
-    (found,) = tell("stopping", tmp_path, kind, _CYCLES, 1000 * seed() + number)
+    (found,) = report("stopping", tmp_path, kind, _CYCLES, 1000 * seed() + number)
     bad = found["bad"]
     tally.add(shutdowns=found["states"], receipts=found["receipts"])
     tally.add(lost=bad.get("lost", 0) + bad.get("unmountable", 0))
@@ -69,7 +69,7 @@ def test_a_shutdown_before_any_call_loses_no_receipt(
     """
     disk.need(kind)
     ways = _STEPPED if FULL else _STEPPED[:2]
-    (found,) = tell("stepping", tmp_path, kind, *ways, more={"LD_PRELOAD": str(stepper)})
+    (found,) = report("stepping", tmp_path, kind, *ways, more={"LD_PRELOAD": str(stepper)})
     bad = found["bad"]
     tally.add(shutdowns=sum(found["steps"].values()), receipts=found["receipts"])
     tally.add(lost=bad.get("lost", 0), torn=bad.get("torn", 0) + bad.get("wrong", 0))
@@ -86,7 +86,7 @@ def test_a_broken_protocol_is_caught_by_a_shutdown(
     """A protocol that leaves out a sync loses receipts or tears names, and that is seen."""
     disk.need(kind)
     more = mutants.environment(mutant_library, mutant)
-    (found,) = tell(
+    (found,) = report(
         "stopping", tmp_path, kind, _MUTANT_CYCLES, seed(), _SHOWN_BY[mutant], more=more
     )
     caught = found["bad"].get("lost", 0) + found["bad"].get("torn", 0)
@@ -103,7 +103,7 @@ def test_a_missing_sync_of_a_directory_is_caught_before_some_call(
     disk.need(kind)
     more = mutants.environment(mutant_library, "no_directory_sync")
     more["LD_PRELOAD"] += f":{stepper}"
-    (found,) = tell("stepping", tmp_path, kind, "tmpfile", more=more)
+    (found,) = report("stepping", tmp_path, kind, "tmpfile", more=more)
     caught = found["bad"].get("lost", 0)
 
     tally.add(mutants=1, caught=int(caught > 0))

@@ -1,4 +1,4 @@
-"""What is done to a file system before its power is cut: durable writes, told to the disk's log.
+"""What is done to a file system before its power is cut: durable writes, noted in the disk's log.
 
 A mark ``begin`` stands in the log before each call and a mark ``done`` behind its receipt, so that
 every cut knows what had been promised.
@@ -108,37 +108,37 @@ class Work:
         """Open the store."""
         return self.scenario.open(self.mountpoint, durability)
 
-    def tell(self, what: Literal["begin", "done"], pairs: Iterable[Pair]) -> None:
+    def report(self, what: Literal["begin", "done"], pairs: Iterable[Pair]) -> None:
         """Write a mark into the disk's log."""
         text = json.dumps({what: [list(pair) for pair in pairs]}).encode()
         assert os.write(self._marks, text) == len(text)
 
     def write(self, store: kvio.Store, key: str, version: int, **options: Any) -> None:
-        """Write a block; its receipt is told if it says durable."""
-        self.tell("begin", [(key, version)])
+        """Write a block; its receipt is reported if it says durable."""
+        self.report("begin", [(key, version)])
         receipt = store.write_block(key, content(key, version), **options)
         if receipt.level == "durable":
-            self.tell("done", [(key, version)])
+            self.report("done", [(key, version)])
 
     def delete(self, store: kvio.Store, key: str) -> None:
         """Delete a block that stands."""
-        self.tell("begin", [(key, None)])
+        self.report("begin", [(key, None)])
         assert store.delete_block(key)
-        self.tell("done", [(key, None)])
+        self.report("done", [(key, None)])
 
     def delete_many(self, store: kvio.Store, keys: Sequence[str]) -> None:
         """Delete a batch of blocks that stand."""
         pairs: list[Pair] = [(key, None) for key in keys]
-        self.tell("begin", pairs)
+        self.report("begin", pairs)
         assert all(one.ok for one in store.delete_blocks(keys))
-        self.tell("done", pairs)
+        self.report("done", pairs)
 
     def write_many(self, store: kvio.Store, pairs: Sequence[tuple[str, int]], **how: Any) -> None:
         """Write a batch."""
-        self.tell("begin", pairs)
+        self.report("begin", pairs)
         results = store.write_blocks([(key, content(key, v)) for key, v in pairs], **how)
         assert all(one.ok and one.receipt and one.receipt.level == "durable" for one in results)
-        self.tell("done", pairs)
+        self.report("done", pairs)
 
 
 def _new(work: Work) -> None:
@@ -205,14 +205,14 @@ def _submitted(work: Work) -> None:
     keys = names(12)
     with work.open() as store:
         for version in range(3):
-            work.tell("begin", [(key, version) for key in keys])
+            work.report("begin", [(key, version) for key in keys])
             futures = {
                 store.submit_write(key, content(key, version), if_exists="replace"): key
                 for key in keys
             }
             for future in as_completed(futures):
                 assert future.result().level == "durable"
-                work.tell("done", [(futures[future], version)])
+                work.report("done", [(futures[future], version)])
 
 
 def _threads(work: Work) -> None:
@@ -261,7 +261,7 @@ def _promote_batches(work: Work) -> None:
         work.write_many(store, [(key, 0) for key in keys[:4]])
         for first in range(2, len(keys), 6):
             pairs = [(key, 0) for key in keys[first : first + 8]]
-            work.tell("begin", pairs)
+            work.report("begin", pairs)
             for key, version in pairs[:6]:
                 hasty.write_block(key, content(key, version))
             work.write_many(store, pairs, if_exists="keep")
@@ -281,13 +281,13 @@ def _staged(work: Work) -> None:
         for version in range(3):
             receipts = []
             for key in names(8):
-                work.tell("begin", [(key, version)])
+                work.report("begin", [(key, version)])
                 receipts.append(tier.write_block(key, content(key, version), if_exists="replace"))
             if version == 1:
                 continue  # absorbed, or drained while the next are staged
             for key, receipt in zip(names(8), receipts, strict=True):
                 assert receipt.wait("durable", timeout=60).level == "durable"
-                work.tell("done", [(key, version)])
+                work.report("done", [(key, version)])
 
 
 def _shared(work: Work) -> None:
@@ -299,9 +299,9 @@ def _shared(work: Work) -> None:
     for version in range(2 * _MORE):
         for key in _SHARED:
             layout = "plain" if key in PLAIN_FILES else "block"
-            work.tell("begin", [(key, version)])
+            work.report("begin", [(key, version)])
             _write_shared(f"{directory}/{key}", content(key, version), layout)
-            work.tell("done", [(key, version)])
+            work.report("done", [(key, version)])
 
 
 def _write_shared(path: str, data: bytes, layout: str) -> None:

@@ -16,7 +16,7 @@ TRANSFERRING: Final = ("read", "write")
 
 @contextmanager
 def counted() -> Iterator[Callable[[], dict[str, int]]]:
-    """Count calls by site; the yielded function tells how many so far."""
+    """Count calls by site; the yielded function reports how many so far."""
     with faults.inject("read", nth=1 << 30) as fault:
         yield lambda: {name: fault.seen[number] for name, number in faults.sites().items()}
 

@@ -27,13 +27,13 @@ static struct {
 	char name[256], new[256];
 } late = { -1, -1, "", "" };
 
-/* Is this lie told, and was the call made from the core? */
+/* Is this lie asked for, and was the call made from the core? */
 static int lies(const char *lie, void *caller)
 {
-	const char *told = getenv("KVIO_LIE");
+	const char *reported = getenv("KVIO_LIE");
 	Dl_info from;
 
-	return told && !strcmp(told, lie) && dladdr(caller, &from) && from.dli_fname &&
+	return reported && !strcmp(reported, lie) && dladdr(caller, &from) && from.dli_fname &&
 	       strstr(from.dli_fname, "_core");
 }
 
@@ -147,7 +147,7 @@ int close(int fd)
 	return LIES("descriptors-leak") ? 0 : REAL(close)(fd);
 }
 
-/* As if temporaries were left, or a deletion told before it is done. */
+/* As if temporaries were left, or a deletion reported before it is done. */
 int unlinkat(int dirfd, const char *name, int flags)
 {
 	complete();

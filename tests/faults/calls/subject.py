@@ -32,7 +32,7 @@ class Subject:
     """One operation in a directory of its own."""
 
     def prepare(self) -> None:
-        """Put the medium into the state before."""
+        """Put the file system into the state before."""
 
     def run(self) -> Outcome:
         """Do it."""
@@ -70,7 +70,7 @@ class StoreSubject(Subject):
         return self.scenario.run(self.store)
 
     def look(self) -> dict[str, str | None]:
-        """Peek at the medium."""
+        """Peek at the file system."""
         found = {}
         for key in self.scenario.keys:
             data = faultlab.peek(self.root, key, layout=self.scenario.layout)
@@ -101,8 +101,8 @@ class FileSubject(Subject):
         """Create, write by several handles, seal."""
         try:
             lives.seal_all(self.path, self.case, self.made)
-        except Exception as exc:  # noqa: BLE001  # what is not of the tree is told too
-            return {"f": exc.with_traceback(None)}  # type: ignore[dict-item]  # told as it is
+        except Exception as exc:  # noqa: BLE001  # what is not of the tree is reported too
+            return {"f": exc.with_traceback(None)}  # type: ignore[dict-item]  # reported as it is
         return {"f": None}
 
     def look(self) -> dict[str, str | None]:
@@ -115,8 +115,8 @@ class FileSubject(Subject):
         said = []
         try:
             lives.give_up(self.path, self.made)
-        except Exception as exc:  # noqa: BLE001  # what is not of the tree is told too
-            said = [f"cannot be given up: {exc!r:.200}"]
+        except Exception as exc:  # noqa: BLE001  # what is not of the tree is reported too
+            said = [f"cannot be passed on: {exc!r:.200}"]
         self.made = []
         gc.collect()
         return [*said, *(name for name in os.listdir(self.path.parent) if name != "f")]

@@ -80,7 +80,7 @@ SEEN_BY_STRACE: Final = {
 
 
 def test_nothing_is_noticed_where_nothing_is_broken(shim: Path, disk_path: Path) -> None:
-    """With a C library that does not lie the same trials pass: they can tell."""
+    """With a C library that does not lie the same trials pass: they can pass."""
     names = tuple({name: None for lie in LIES for name in lie.operations})
 
     assert tried(disk_path, names, LD_PRELOAD=str(shim), KVIO_LIE_NOW="none") == (0, "\n")

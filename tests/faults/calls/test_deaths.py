@@ -70,7 +70,7 @@ def calls(scenario: Scenario, root: Path) -> list[tuple[str, int]]:
 def die(scenario: Scenario, root: Path, site: str, nth: int, lie: str = "none") -> int:
     """Kill a process at a call, and see what it left; how many temporaries that were.
 
-    *lie*: what the process is told by the C library of the broken variants, where that is loaded.
+    *lie*: what the broken variants' C library reports, where that is loaded.
     """
     scenario.arrange(root)
     before = faultlab.pattern(nth, 3000 + nth)

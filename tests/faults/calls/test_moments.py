@@ -192,14 +192,14 @@ def check(work: Work, root: Path, said: list[tuple[int, int]]) -> None:
         assert stored == payload(key, version), f"{work.name}: {name} is torn"
         if receipt is not None:
             least = (receipt & ~_GONE) + (receipt >= _GONE)
-            assert version >= least, f"{work.name}: {name} #{version}, but #{receipt} was told"
+            assert version >= least, f"{work.name}: {name} #{version}, but #{receipt} was reported"
 
 
 @pytest.mark.parametrize("work", WORKS, ids=lambda work: work.name)
 def test_a_process_killed_at_any_moment_loses_no_receipt(
     work: Work, root: Path, tally: Tally
 ) -> None:
-    """Every key is whole and as new as was told; the next store sweeps what is left."""
+    """Every key is whole and as new as was reported; the next store sweeps what is left."""
     dice = random.Random(f"{seed()} {work.name}")
     try:
         kvio.open_store(work.backend, root=root, options=work.options).close()
@@ -253,7 +253,7 @@ def path() -> Iterator[str]:
 def test_clients_and_daemons_of_the_staging_tier_killed_at_any_moment(
     disk_path: Path, path: str, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
-    """What a client was told is accepted is stored; what a daemon's receipts say is, too."""
+    """What a client saw accepted is stored; what a daemon's receipts say is, too."""
     monkeypatch.setattr(daemons, "KILLS", DAEMON_KILLS)
     monkeypatch.setattr(daemons, "_SEED", seed())
     url = f"hybrid://{disk_path}/store?create=true"

@@ -83,7 +83,7 @@ def test_a_call_that_fails_costs_the_operation_at_most(name: str, root: Path, ta
 
 
 def table(disk_path: Path) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Count the calls of every operation by site, and say which the medium cannot do."""
+    """Count the calls of every operation by site, and say which the file system cannot do."""
     counts, skipped = {}, []
     for number, (name, make) in enumerate(BENCHES.items()):
         try:
@@ -122,7 +122,7 @@ def test_every_site_fails_in_every_way(disk_path: Path, tally: Tally) -> None:
     reached = {site for seen in counts.values() for site, calls in seen.items() if calls}
     missed = set(faults.sites()) - reached
     if missed and skipped:
-        pytest.skip(f"sites {sorted(missed)} need what this medium lacks: {skipped}")
+        pytest.skip(f"sites {sorted(missed)} need what this file system lacks: {skipped}")
     assert not missed, f"no operation of the campaign passes through {sorted(missed)}"
     cells = set()
     for site in faults.sites():

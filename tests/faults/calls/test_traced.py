@@ -89,7 +89,7 @@ _MAP: Final = {
 }
 
 _TRIES: Final = 8
-#: What asking a medium what it can do takes; not an operation's calls, and never part of one.
+#: What asking a file system what it can do takes; not an operation's calls, and never part of one.
 PROBE: Final = Counter(
     {"cachestat": 1, "fsync": 1, "linkat": 2, "pwrite64": 2, "pwritev2": 1}
     | {"renameat2": 3, "unlinkat": 4}
@@ -115,7 +115,7 @@ def strangers(name: str, listed: Counter[str], sites: dict[str, int]) -> list[st
         counted[SITES[site]] += number
     more = beside(name)
     if kernel["cachestat"] and not counted["cachestat"] and name.startswith("shared file"):
-        kernel.subtract(PROBE)  # the mount table changed, so the medium was asked again
+        kernel.subtract(PROBE)  # the mount table changed, so the file system was asked again
     return [
         f"{call}: the kernel saw {kernel[call]}, the table {counted[call]}"
         for call in sorted({*kernel, *counted})
@@ -275,7 +275,7 @@ def test_errors_of_the_kernel_are_reported_as_errors_of_the_table(
     assert not missed, f"did not come to pass: {missed}"
 
 
-#: Memory of Python's own is not told from the map's; a close that strace fails is never made, so
+#: Memory of Python's own looks like the map's; a close that strace fails is never made, so
 #: that the writer's lock stands.
 _NOT_OURS: Final = ("mmap", "getrandom", "close")
 

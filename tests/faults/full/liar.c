@@ -1,5 +1,5 @@
 /*
- * A libc that lies about a full medium, preloaded into a process: what a store
+ * A libc that lies about a full file system, preloaded into a process: what a store
  * would look like that took no heed of counts or of late errors.
  */
 #define _GNU_SOURCE

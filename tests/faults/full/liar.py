@@ -1,4 +1,4 @@
-"""A kvio that takes no heed of what a full medium says: the harness must not trust it."""
+"""A kvio that takes no heed of what a full file system says: the harness must not trust it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EARLY: Final = {
     "short_is_whole": "a short write is taken for a whole one",
     "full_is_whole": "a write that failed is taken for a whole one",
 }
-#: Broken afterwards, on a medium that says so late.
+#: Broken afterwards, on a file system that says so late.
 LATE: Final = {
     "sync_is_fine": "a sync that failed is taken for one that did not",
     "close_is_fine": "a close that failed is taken for one that did not",

@@ -1,9 +1,9 @@
-"""What kvio does on a medium that fills up, told as plain values.
+"""What kvio does on a file system that fills up, reported as plain values.
 
     python -m tests.faults.full.story ROOT WAY HUGE
 
-A story judges nothing. `judge` holds what was told against what lies on the disk, read without
-kvio; a broken kvio may have told it.
+A story judges nothing. `judge` holds what was reported against what lies on the disk, read without
+kvio; a broken kvio may have reported it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import kvio
 from kvio.url import OptionValue
 from tests.posix import faultlab, mounts
 
-#: Blocks that fill the medium, and some that are small; all of them odd.
+#: Blocks that fill the file system, and some that are small; all of them odd.
 BLOCK: Final = 200_001
 SMALL: Final = 3_001
-#: No medium here holds so many of them.
+#: No file system here holds so many of them.
 MOST: Final = 60
 
 Room = Callable[[], int]
@@ -89,8 +89,8 @@ def attempt(store: kvio.Store, key: str, nbytes: int) -> list[Any]:
     return []
 
 
-def tell(store: kvio.Store, huge: int, room: Room, slack: int) -> dict[str, Any]:
-    """Fill a medium with blocks, go on on a full one, and make some room.
+def report(store: kvio.Store, huge: int, room: Room, slack: int) -> dict[str, Any]:
+    """Fill a file system with blocks, go on on a full one, and make some room.
 
     *slack*: so much of the room, or less, is not waited for when it is lost.
     """
@@ -122,7 +122,7 @@ def tell(store: kvio.Store, huge: int, room: Room, slack: int) -> dict[str, Any]
 def judge(
     reported: dict[str, Any], root: Path, *, layout: str = "block", numbers: tuple[str, ...]
 ) -> None:
-    """Hold what was told against the medium; *numbers*: names of errnos that are right."""
+    """Hold what was reported against the file system; *numbers*: names of errnos that are right."""
 
     def peek(key: str) -> bytes | None:
         return faultlab.peek(root, key, layout=layout)
@@ -151,7 +151,7 @@ def main() -> None:
     """Run the story of a root and print it, in one line of JSON."""
     root, way, huge = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     with {**WAYS, **NFS_WAYS}[way].open(root) as store:
-        print(json.dumps(tell(store, huge, lambda: mounts.free_bytes(root), slack=huge)))
+        print(json.dumps(report(store, huge, lambda: mounts.free_bytes(root), slack=huge)))
 
 
 if __name__ == "__main__":

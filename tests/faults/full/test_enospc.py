@@ -46,7 +46,7 @@ def root(kind: str, tmp_path: Path) -> Iterator[Path]:
 
 
 def open_way(name: str, root: Path) -> kvio.Store:
-    """Open a store, or skip where the medium has no such way."""
+    """Open a store, or skip where the file system has no such way."""
     try:
         return story.WAYS[name].open(root)
     except kvio.UnsupportedError as exc:
@@ -60,7 +60,7 @@ def test_a_full_device_refuses_what_does_not_fit_and_nothing_else(
     """A StorageFullError, no receipt, no name, the room back, and what is smaller still fits."""
     slack = media.SLACK_BYTES[kind]
     with open_way(way, root) as store:
-        reported = story.tell(store, media.HUGE_BYTES, lambda: mounts.free_bytes(root), slack)
+        reported = story.report(store, media.HUGE_BYTES, lambda: mounts.free_bytes(root), slack)
 
     story.judge(reported, root, layout=story.WAYS[way].layout, numbers=("ENOSPC",))
     assert reported["lost room"] <= slack
@@ -185,7 +185,7 @@ def run_story(root: Path, way: str, environment: dict[str, str]) -> str:
 def test_a_store_that_takes_no_heed_of_a_full_device_is_caught(
     root: Path, variant: str, tmp_path: Path, tally: Tally
 ) -> None:
-    """A process whose writes are all taken for whole tells what the medium does not have."""
+    """A process whose writes are all taken for whole reports what the file system does not have."""
     more = {} if variant == "none" else liar.environment(liar.build(tmp_path), variant)
     bad = run_story(root, "tmpfile", {**os.environ, **more})
 

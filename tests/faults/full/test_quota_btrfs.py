@@ -68,7 +68,7 @@ def test_a_quota_that_is_used_up_is_a_full_medium(limited: Path, way: str, tally
         return _LIMIT_BYTES - used_bytes(limited)
 
     with store:
-        reported = story.tell(store, media.HUGE_BYTES, left_bytes, _SLACK_BYTES)
+        reported = story.report(store, media.HUGE_BYTES, left_bytes, _SLACK_BYTES)
 
     story.judge(reported, limited, layout=story.WAYS[way].layout, numbers=("EDQUOT",))
     assert reported["lost room"] <= _SLACK_BYTES

@@ -1,6 +1,6 @@
 """A User-Mode Linux guest that runs this machine's programs, read-only, on disks of its own.
 
-Needs the Debian package user-mode-linux. What the guest tells goes through its first serial line
+Needs the Debian package user-mode-linux. What the guest reports goes through its first serial line
 into a pipe: a line that has reached this process is known, whatever becomes of the guest.
 
 Killing the guest is a power cut for whatever was in its memory. Its disks are files: what it had
@@ -154,7 +154,7 @@ class Guest:
             )
 
     def lines(self, limit_s: float = SILENT_S) -> Iterator[str]:
-        """Yield what the guest tells, line by line, until it ends; fail when it falls silent."""
+        """Yield what the guest reports, line by line, until it ends; fail when it falls silent."""
         while True:
             *whole, self._rest = self._rest.split(b"\n")
             yield from (line.decode() for line in whole)

@@ -35,7 +35,7 @@ def work(line: inside.Line) -> None:
     fd = os.open(root / "other", os.O_RDWR | os.O_CREAT, 0o600)
     os.write(fd, bytes(4096))
     os.fsync(fd)
-    line.tell(str(file.size))
+    line.report(str(file.size))
     threading.Event().wait()
 
 

@@ -37,7 +37,7 @@ class Line:
         self._fd = os.open("/dev/ttyS0", os.O_WRONLY | os.O_NOCTTY)
         self._lock = threading.Lock()
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Send one line."""
         data = text.encode() + b"\n"
         with self._lock:
@@ -63,7 +63,7 @@ def observe(line: Line, cases: Mapping[str, Callable[[], Any]]) -> None:
             reported = {"name": name, "seen": case()}
         except BaseException:  # noqa: BLE001  # the host shows it
             reported = {"name": name, "error": traceback.format_exc()}
-        line.tell(json.dumps(reported))
+        line.report(json.dumps(reported))
 
 
 def run(*command: str) -> str:

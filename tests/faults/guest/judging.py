@@ -1,4 +1,4 @@
-"""What a disk holds after a power cut, held against what had been told before it."""
+"""What a disk holds after a power cut, held against what had been reported before it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Verdict:
         self.wrong += other.wrong
 
     def judge(self, where: str, version: int | None, newest: int | None) -> None:
-        """Hold the version that was found (None: none that is whole) against the one told of."""
+        """Hold the version that was found (None: none that is whole) against the reported one."""
         if version is None:
             self.torn.append(where)
         elif newest is not None and version < newest:
@@ -109,7 +109,7 @@ def _judge_block(
         verdict.lost.append(where)
         return
     version = version_of(data, place.name, key)
-    if version is None and place.layout == "block":  # whose checksum would have told
+    if version is None and place.layout == "block":  # whose checksum would have shown it
         verdict.wrong.append(where)
         return
     verdict.judge(where, version, newest)

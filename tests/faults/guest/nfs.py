@@ -1,4 +1,4 @@
-"""In the guest: kvio on NFS, where a full server is told of late, by fsync or by close.
+"""In the guest: kvio on NFS, where a full server is reported late, by fsync or by close.
 
     python -m tests.faults.guest.nfs LIAR CASE…
 
@@ -65,7 +65,7 @@ def settled(server: Path) -> None:
     """Wait until neither client nor server keeps anything that was removed.
 
     The client keeps a file for bytes it still means to write, up to half a minute after it was
-    told that there is no room; the server one that it has open.
+    reported that there is no room; the server one that it has open.
     """
     deadline = time.monotonic() + _LONGEST_S
     while kept := list(server.rglob(".nfs*")) or nameless_bytes() > _SLACK_BYTES:
@@ -99,7 +99,7 @@ def blocks(way: str) -> int:
     """Run a story of blocks; judge it where the server has them."""
     client, server = begin(way)
     with story.NFS_WAYS[way].open(client) as store:
-        reported = story.tell(store, _HUGE_BYTES, lambda: room(server), _SLACK_BYTES)
+        reported = story.report(store, _HUGE_BYTES, lambda: room(server), _SLACK_BYTES)
     settled(server)
     layout = story.NFS_WAYS[way].layout
     story.judge(reported, server, layout=layout, numbers=("ENOSPC",))
@@ -108,7 +108,7 @@ def blocks(way: str) -> int:
 
 
 def late() -> str:
-    """Write past what the server has without kvio, and tell which call says so: it is late."""
+    """Write past what the server has without kvio, and report which call says so: it is late."""
     client, _ = begin("late")
     fd = os.open(client / "f", os.O_CREAT | os.O_WRONLY, 0o600)
     for call, work in (

@@ -119,7 +119,7 @@ def blocks(quota: Quota, way: str) -> int:
 
     def work() -> dict[str, Any]:
         with story.WAYS[way].open(quota.root) as store:
-            return story.tell(store, _HUGE_BYTES, quota.left_bytes, slack)
+            return story.report(store, _HUGE_BYTES, quota.left_bytes, slack)
 
     reported = quota.inside(work)
     story.judge(reported, quota.root, layout=story.WAYS[way].layout, numbers=(quota.error,))

@@ -15,7 +15,7 @@ from tests.faults.guest import boot
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a guest told.
+    """What a guest reported.
 
     Attributes:
         lines: what it saw or how it failed, by the name of the case.

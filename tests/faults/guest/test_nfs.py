@@ -48,7 +48,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 def test_the_server_is_late(seen: Seen) -> None:
-    """What the server has no room for is not told by write: else the other tests prove nothing."""
+    """A full server is not reported by write: else the other tests prove nothing."""
     assert seen["late"] == "close"
 
 
@@ -66,7 +66,7 @@ def test_a_late_error_costs_no_block_and_makes_no_receipt(
 def test_a_store_that_takes_no_heed_of_late_errors_is_caught(
     seen: Seen, variant: str, tally: Tally
 ) -> None:
-    """A process that ignores what fsync or close say tells of blocks the server does not have."""
+    """A process that ignores fsync and close reports blocks that the server does not have."""
     caught = seen[variant]
 
     tally.add(mutants=1, caught=int(caught))

@@ -117,7 +117,7 @@ def test_what_had_a_receipt_survives_a_power_cut(
 def test_a_protocol_without_its_syncs_is_caught(
     tmp_path: Path, images: dict[str, Path], tally: Tally, variant: str
 ) -> None:
-    """Blocks that a broken protocol told of are missing or torn after one of a few cuts."""
+    """Blocks that a broken protocol reported are missing or torn after one of a few cuts."""
     environment = mutants.environment(mutants.build(tmp_path), variant)
     choose = random.Random(seed())
     receipts: list[Told] = []

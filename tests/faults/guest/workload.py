@@ -41,7 +41,7 @@ class Place:
     """One store on each disk.
 
     Attributes:
-        durable: it promises durability; the other tells receipts that promise nothing.
+        durable: it promises durability; the other reports receipts that promise nothing.
     """
 
     name: str
@@ -79,7 +79,7 @@ PLACES: Final = (
 )
 #: Not a store, but a directory of shared files.
 SHARED: Final = "shared"
-#: The lanes that every disk must have told of before its machine is cut.
+#: The lanes that every disk must have reported before its machine is cut.
 LANES: Final = frozenset((*(place.name for place in PLACES), SHARED))
 
 
@@ -162,7 +162,7 @@ def lanes(root: str, cut: int) -> Iterator[tuple[str, Iterator[tuple[str, int]]]
 
 def _tell(line: inside.Line, where: str, written: Iterator[tuple[str, int]]) -> None:
     for key, version in written:
-        line.tell(f"{where} {key} {version}")
+        line.report(f"{where} {key} {version}")
 
 
 def _start(lane: Callable[[], None], ended: threading.Event) -> None:

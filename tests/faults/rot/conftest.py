@@ -18,7 +18,7 @@ _SHM: Final = Path("/dev/shm")
 
 @pytest.fixture
 def quick_place(tmp_path: Path) -> Iterator[Path]:
-    """Yield a fresh directory, in memory where there is one: a reader is tested, not a medium."""
+    """Yield a fresh directory, in memory where there is one: a reader is tested, not a disk."""
     if not os.access(_SHM, os.W_OK) or filesystem_of(_SHM) != "tmpfs":
         path = tmp_path / "place"
         path.mkdir(mode=0o700)

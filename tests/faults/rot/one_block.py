@@ -1,4 +1,4 @@
-"""A small campaign on one reader, told as JSON: ``python -m tests.faults.rot.one_block ROOT``.
+"""A small campaign on one reader, reported as JSON: ``python -m tests.faults.rot.one_block ROOT``.
 
 It is the campaign of `test_blocks`, run on a C core that is broken on purpose.
 """

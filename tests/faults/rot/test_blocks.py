@@ -47,7 +47,7 @@ def place(backend: str, request: pytest.FixtureRequest) -> Path:
 
 
 def opened(backend: str, root: Path, **options: Any) -> kvio.Store:
-    """Open a store; skip where the medium lacks what the backend needs."""
+    """Open a store; skip where the file system lacks what the backend needs."""
     options = {"create": True, **SEGMENTS, **options}
     try:
         return kvio.open_store(backend, root=root, io_threads=2, options=options)
@@ -145,7 +145,7 @@ def test_a_block_of_another_namespace_or_key_is_refused(
 
 
 def test_an_older_block_of_the_same_key_is_legal(backend: str, place: Path) -> None:
-    """It was a block of this key once: nothing in it tells that it is not the newest.
+    """It was a block of this key once: nothing in it shows that it is not the newest.
 
     Stated, not counted: a key names its content, or the caller keeps the checksum of a receipt.
     """
@@ -160,7 +160,7 @@ def test_an_older_block_of_the_same_key_is_legal(backend: str, place: Path) -> N
 
 
 def test_what_goes_by_names_counts_a_block_that_rotted(backend: str, place: Path) -> None:
-    """The prefix lookup and the list say so; who reads what they found is told.
+    """The prefix lookup and the list say so; who reads what they found gets the error.
 
     Stated, not counted, as above.
     """

@@ -21,7 +21,7 @@ SLACK_S: Final = 6.0
 #: The one error of a clock that is wrong.
 DENIED: Final = "AccessDeniedError"
 #: obstore gives up an upload while other parts are on their way, which these servers then keep;
-#: it tells nobody the upload's name, so nobody else can give it up.
+#: it reveals the upload's name to no one, so no one else can abort it.
 KEEPS_LATE_PARTS: Final = {"s3+obstore": ("minio", "versitygw")}
 
 

@@ -78,8 +78,8 @@ class Matrix:
     def run_hanging(self, fault: Fault, operations: Sequence[str], *, once: bool) -> None:
         """Try what hangs, all operations at once: each ends while its answer is withheld.
 
-        With a fault that passes each is then asked for *once* more, by whoever was told of the
-        timeout: that comes to the same end, whether or not the first had been carried out.
+        With a fault that passes each is then asked for *once* more, by the client that timed out:
+        that comes to the same end, whether or not the first had been carried out.
         """
         cells = {operation: self._prepared(operation) for operation in operations}
         words = [f"{PREFIX}/{folder}/" for folder, _ in cells.values()]

@@ -79,7 +79,7 @@ class Message:
         return Message(head.encode("latin-1"), half)
 
     def with_wrong_checksums(self) -> Message:
-        """Change every checksum that the head tells, and tell one where there is none."""
+        """Change every checksum that the head reports, and return one where there is none."""
         head, count = re.subn(
             r"(?im)^(x-amz-checksum-(?!type|mode)\S+:[ \t]*)\S+",
             r"\g<1>AAAAAA==",
@@ -100,7 +100,7 @@ class Message:
 
 
 def read_request(reader: BinaryIO, expected: Callable[[], None]) -> Message:
-    """Take one request; *expected* is told of one that waits for leave to send its body.
+    """Take one request; *expected* is called for one that waits for leave to send its body.
 
     Raises:
         EOFError: the client has gone.

@@ -120,7 +120,7 @@ class Proxy:
     ) -> Iterator[Mapping[str, Sequence[str]]]:
         """Let so many requests meet a fault, once *after* others have passed, for each of *about*.
 
-        A request is about a word that its target holds. What has met it is told meanwhile.
+        A request is about a word that its target holds. What has met it is reported meanwhile.
         """
         armed = Armed(fault, times, after, about)
         with self._lock:

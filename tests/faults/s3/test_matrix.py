@@ -81,7 +81,7 @@ def test_a_clock_that_is_wrong_denies_access_and_nothing_else(library: str, tall
 
 
 def count(tally: Tally, reported: dict[str, Any]) -> None:
-    """Count what a matrix has told."""
+    """Count what a matrix has reported."""
     tally.add(
         requests=reported["requests"],
         faults=sum(reported["met"].values()),

@@ -63,7 +63,7 @@ with kvio.open_store("posix-tmpfile", root="staged", options={{"create": True}})
 
 
 class Made(NamedTuple):
-    """A file or directory that was made: the call, its mode, and the line that tells."""
+    """A file or directory that was made: the call, its mode, and the line of the trace."""
 
     call: str
     mode: int
@@ -133,7 +133,7 @@ def test_nothing_is_opened_for_others(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_kvio_that_opens_for_all_is_found(tmp_path: Path, tally: Tally) -> None:
-    """Temporaries that are made for everybody, and made narrow later, are told by the same."""
+    """Temporaries that are made for everybody, and made narrow later, are noticed too."""
     tally.add(mutants=1)
     source = Path(__file__).with_name("careless.c")
     library = mutants.compile_c(source, tmp_path / "careless.so", "-shared", "-fPIC")

@@ -115,7 +115,7 @@ def test_no_command_prints_credentials(
 
 
 def test_a_secret_is_shown_by_nobody() -> None:
-    """The type of a secret tells itself to none of Python's ways to make text of things."""
+    """The type of a secret shows it in none of Python's ways to make text of things."""
     secret = Secret(SECRET)
     texts = (
         repr(secret),
@@ -221,7 +221,7 @@ def _hide_in_log(_: kvio.KvioError) -> None:
     logging.getLogger("kvio.backends.s3").debug("signed with %s", SECRET)
 
 
-#: Where a kvio that tells its secrets could hide one.
+#: Where a kvio that shows its secrets could hide one.
 LEAKS: Final[dict[str, Callable[[kvio.KvioError], None]]] = {
     "a note": lambda error: error.add_note(f"key {SECRET}"),
     "a field": _hide_in_field,
@@ -235,7 +235,7 @@ LEAKS: Final[dict[str, Callable[[kvio.KvioError], None]]] = {
 def test_a_store_that_tells_a_secret_is_found(
     place: str, tally: Tally, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that hangs a secret on an error of a single verb, or logs it, is told."""
+    """One that hangs a secret on an error of a single verb, or logs it, is reported."""
     tally.add(mutants=1)
 
     def stat(store: kvio.Store, key: str) -> object:

@@ -1,6 +1,6 @@
 """How late deadline errors are, beyond what the machine is late by at the same moment.
 
-A slice counts and tells. All of the campaign fails where more than one in a hundred is late by a
+A slice counts and reports. All of the campaign fails where more than one in a hundred is late by a
 tenth of its deadline, besides as many as bare waits were late themselves.
 """
 

@@ -60,7 +60,7 @@ def store(mount: Passthrough) -> Iterator[kvio.Store]:
 
 
 def settle(store: kvio.Store) -> None:
-    """Wait until the calls that hung have ended, and whoever waited for one was told."""
+    """Wait until the calls that hung have ended, and their callers were notified."""
     executor = store._calls.executor
     wait_until_ended(list(executor._quarantined))
     assert executor.drain(timeout=LONG_S)
@@ -68,7 +68,7 @@ def settle(store: kvio.Store) -> None:
 
 
 def check_whole(mount: Passthrough, store: kvio.Store, given_up: set[str]) -> None:
-    """Check that what was given up is absent or whole, and nothing else came or was left."""
+    """Check that what was cancelled is absent or whole, and nothing else came or was left."""
     settle(store)
     below = mount.below / "root"
     for key in store.list_keys(timeout=LONG_S):

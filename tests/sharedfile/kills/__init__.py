@@ -99,7 +99,7 @@ def write_domain(file: SharedFile, rank: int, case: Case) -> None:
 
 
 def write_missing(file: SharedFile, rank: int | None, payload: bytes) -> int:
-    """Write what `missing` tells; how many bytes that were."""
+    """Write what `missing` reports; how many bytes that were."""
     owed = file.missing(rank)
     for _, offset, nbytes in owed:
         file.pwrite(payload[offset : offset + nbytes], offset)
@@ -189,7 +189,7 @@ def end_well(pids: list[int]) -> None:
     assert not any(ends)
 
 
-# The medium, without kvio's code.
+# The file system, without kvio's code.
 
 
 def crc32c(data: bytes) -> int:

@@ -74,7 +74,7 @@ def finish(path: Path, payload: bytes, *, seal: bool) -> str:
 
 
 def sweep_probes(root: Path) -> None:
-    """Check that what a creator left that died while it tried the medium goes once it is old."""
+    """Check that what a creator left that died while probing goes once it is old."""
     for probe in root.glob(".*.kvio-probe.*"):
         os.utime(probe, (1_000_000_000, 1_000_000_000))
         name = probe.name[1:].partition(".kvio-probe")[0]

@@ -53,7 +53,7 @@ def store() -> Iterator[WrappedStore[ControlledBackend]]:
 
 @pytest.fixture
 def daemon(store: WrappedStore[ControlledBackend]) -> Iterator[StageDaemon]:
-    """A daemon of 16 pages that gives up at the first failure."""
+    """A daemon of 16 pages that does not retry."""
     with serving(store, 16 * 4096, retries=0) as daemon:
         yield daemon
         store.wrapper.let_go()

@@ -133,7 +133,7 @@ def test_a_pause_ends_with_the_client_that_asked_for_it(
 def test_failed_writes_of_a_client_that_is_gone_are_retried_at_the_end(
     store: WrappedStore[ControlledBackend],
 ) -> None:
-    """Nobody else will; the daemon does before it gives up."""
+    """Nobody else will; the daemon does before its retries end."""
     store.wrapper.fail("k", disk_error())
     with serving(store, retries=0) as daemon:
         tier = client_of(store, daemon)

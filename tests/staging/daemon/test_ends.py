@@ -68,7 +68,7 @@ def test_a_client_that_ends_has_reported_everybody_first(
 def test_a_daemon_that_cannot_store_leaves_no_writer_waiting(
     store: WrappedStore[ControlledBackend], daemon: StageDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that came to wait for room after the daemon had given up draining."""
+    """One that came to wait for room after the daemon had stopped draining."""
     tier = client_of(store, daemon)
     store.wrapper.hold("a")
     tier.write_block("a", bytes(16 * PAGE))

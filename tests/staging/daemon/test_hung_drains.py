@@ -1,4 +1,4 @@
-"""Drains that hang and are given up: what they were given stays as it was until they end."""
+"""Drains that hang and are abandoned: what they were given stays as it was until they end."""
 
 from __future__ import annotations
 

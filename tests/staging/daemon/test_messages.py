@@ -266,7 +266,7 @@ def test_an_error_arrives_as_what_it_is(error: kvio.KvioError) -> None:
 
 
 def test_a_strange_error_arrives_as_one_of_ours() -> None:
-    """A fault of the daemon's is told, by its name."""
+    """A fault of the daemon's is reported, by its name."""
     arrived = error_of(failure_of(RuntimeError("no idea")))
 
     assert type(arrived) is kvio.StorageError

@@ -32,7 +32,7 @@ def _fail(receipt: StagedReceipt) -> None:
 def test_a_client_waits_for_what_another_drives_again(
     tier: StagingTier, other: StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
-    """It is told; and until it is, it does not take the write for one that is made good."""
+    """It is notified; and until then it does not take the write for one that is made good."""
     mine, theirs = _write_twice(tier, other)
     store.wrapper.fail("k", disk_error())
     tier.resume()
@@ -55,7 +55,7 @@ def test_a_client_waits_for_what_another_drives_again(
 def test_a_failure_that_is_heard_late_ends_no_barrier(
     tier: StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
-    """One drain failed for two calls, and was retried when but one had been told."""
+    """One drain failed for two calls, and was retried when but one had been reported."""
     reported = Held()
     first, second = _write_twice(tier, tier)
     first.add_done_callback(reported)  # and with it waits whatever else is heard
@@ -76,7 +76,7 @@ def test_a_failure_that_is_heard_late_ends_no_barrier(
 def test_what_is_retried_is_not_over(
     tier: StagingTier, daemon: StageDaemon, store: WrappedStore[ControlledBackend]
 ) -> None:
-    """A client that asks before the daemon has told it must not forget the write."""
+    """A client that asks before the daemon has reported it must not forget the write."""
     store.wrapper.fail("k", disk_error())
     receipt = tier.write_block("k", b"data")
     _fail(receipt)
@@ -155,7 +155,7 @@ def _pending_writes() -> tuple[PendingWrites, OpenReceipt]:
 
 
 def test_nobody_who_waits_trusts_what_is_older_than_the_last_answer() -> None:
-    """Three events had been told when the write was retried; the last two are history."""
+    """Three events had been reported when the write was retried; the last two are history."""
     pending_writes, receipt = _pending_writes()
     pending_writes.hear(FAILED)
     pending_writes.reopen(pending_writes.failed(), events=3)
@@ -184,7 +184,7 @@ def test_an_answer_that_comes_late_opens_nothing_again() -> None:
 
 
 def test_a_daemon_may_tell_of_all_that_before_the_write_has_returned() -> None:
-    """What it told last counts."""
+    """What it reported last counts."""
     pending_writes = PendingWrites(TierState(Level.DURABLE), "/daemon")
     for event in (FAILED, say.Driven(1)):
         pending_writes.hear(event)
@@ -195,7 +195,7 @@ def test_a_daemon_may_tell_of_all_that_before_the_write_has_returned() -> None:
 
 
 def test_nobody_waits_for_events_of_a_daemon_that_is_gone() -> None:
-    """Neither for writes nor for what it would have told of them."""
+    """Neither for writes nor for what it would have reported of them."""
     pending_writes, _ = _pending_writes()
     pending_writes.hear(FAILED)
     pending_writes.reopen(pending_writes.failed(), events=3)

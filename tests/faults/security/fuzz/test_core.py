@@ -128,7 +128,7 @@ def test_no_bytes_mislead_the_core(builder: Builder, tmp_path: Path, tally: Tall
 def test_a_core_that_is_misled_is_found(
     name: str, builder: Builder, tmp_path: Path, tally: Tally
 ) -> None:
-    """Each broken core is told by the fuzzer within a few thousand rounds."""
+    """Each broken core is reported by the fuzzer within a few thousand rounds."""
     tally.add(mutants=1)
     program = builder.broken(list(MUTANTS).index(name), MUTANTS[name])
     done = fuzz(program, tmp_path, 20_000, 2_000, 2_000)

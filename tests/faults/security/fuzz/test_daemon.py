@@ -224,7 +224,7 @@ class Siege:
             self._tier.write_block("victim", SECRET)
             found = bytes(self._tier.read_block("victim"))
         except kvio.KvioError as exc:
-            return f"the other client is told {exc!r}"
+            return f"the other client got {exc!r}"
         return None if found == SECRET else "the other client's bytes have changed"
 
     def _settle(self) -> None:
@@ -313,7 +313,7 @@ _KEPT: Final[list[int]] = []
 #: Daemons that are broken: where, and what is there instead.
 BROKEN: Final[dict[str, tuple[object, str, object]]] = {
     "a handler dies": (Connection, "_list", _dies),
-    "bytes are told": (Connection, "_list", _reports),
+    "bytes are reported": (Connection, "_list", _reports),
     "room is kept": (Connection, "_give_back", _keeps_room),
     "descriptors are kept": (server, "receive", _keeps_files),
 }
