@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,7 @@ from tests.staging.engines import remote
 from tests.staging.test_tier_full import Writer
 
 PAGE = 4096
+OPTIONS = TierOptions(drain_threads=1)
 
 
 def test_a_daemon_that_ends_stores_everything_first(
@@ -213,3 +216,49 @@ def test_a_wait_without_a_limit_ends_with_the_daemon(
     thread.join(LONG_S)
 
     assert ["is gone; what may not be stored: 'k'" in str(error) for error in errors] == [True]
+
+
+def _regular(path: Path) -> None:
+    path.write_bytes(b"weights")
+
+
+def _link(path: Path) -> None:
+    path.with_name("target").write_bytes(b"weights")
+    path.symlink_to(path.with_name("target"))
+
+
+@pytest.mark.parametrize("make", [_regular, _link, os.mkfifo, Path.mkdir])
+def test_a_file_that_is_no_socket_is_never_replaced(
+    store: WrappedStore[ControlledBackend], make: Callable[[Path], object]
+) -> None:
+    """A mistyped ``--socket`` names a file of the user's: the daemon refuses it by its name."""
+    with socket_path() as path:
+        make(Path(path))
+        before = os.lstat(path)
+        with pytest.raises(kvio.ConfigError, match=f"{path} is no socket and is kept"):
+            StageDaemon(store, path, capacity_bytes=1 << 20, options=OPTIONS)
+        assert os.path.samestat(os.lstat(path), before)
+        if make in (_regular, _link):
+            assert Path(path).read_bytes() == b"weights"
+
+
+def test_the_socket_of_a_daemon_that_was_killed_is_replaced(
+    store: WrappedStore[ControlledBackend],
+) -> None:
+    """What is left of it is a socket without a listener."""
+    with socket_path() as path:
+        left = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        left.bind(path)
+        left.close()
+        with StageDaemon(store, path, capacity_bytes=1 << 20, options=OPTIONS) as daemon:
+            client_of(store, daemon).close()
+        assert not os.path.lexists(path)
+
+
+def test_a_daemon_removes_its_own_socket_alone(store: WrappedStore[ControlledBackend]) -> None:
+    """A file that was put in its place meanwhile stays when the daemon ends."""
+    with socket_path() as path:
+        with StageDaemon(store, path, capacity_bytes=1 << 20, options=OPTIONS):
+            os.unlink(path)
+            _regular(Path(path))
+        assert Path(path).read_bytes() == b"weights"

@@ -63,10 +63,12 @@ def peer_of(sock: socket.socket) -> Peer:
 class Listener:
     """A socket that only this user can connect to: 0600, in a directory of 0700.
 
-    A lock beside it shows whether the daemon of a socket is alive.
+    A lock beside it shows whether the daemon of a socket is alive. The socket of one that is gone
+    is replaced; any other file of that name stays, at the start and at the end.
 
     Raises:
-        ConfigError: another daemon listens there, or the directory is open to others.
+        ConfigError: another daemon listens there, the name is taken by a file that is no socket,
+            or the directory is open to others.
         StorageError: the socket cannot be made.
     """
 
@@ -88,11 +90,18 @@ class Listener:
     def _bind(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            if os.path.lexists(self.path):
+            found = _lstat(self.path)
+            if found is not None:
+                if not stat.S_ISSOCK(found.st_mode):
+                    raise ConfigError(f"{self.path} is no socket and is kept: choose another name")
                 os.unlink(self.path)  # we have the lock: its creator is gone
             sock.bind(self.path)
+            self._made = os.lstat(self.path)
             os.chmod(self.path, 0o600)  # no client connects before listen()
             sock.listen(_BACKLOG)
+        except ConfigError:
+            sock.close()
+            raise
         except OSError as exc:
             sock.close()
             if exc.errno is None:
@@ -111,9 +120,17 @@ class Listener:
         """Remove the socket."""
         self.stop()
         self.socket.close()
-        if os.path.lexists(self.path):
+        found = _lstat(self.path)
+        if found is not None and os.path.samestat(found, self._made):
             os.unlink(self.path)
         os.close(self._lock)
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
 
 
 def _private_directory(path: str) -> None:
