@@ -23,10 +23,11 @@ from benchmarks.s3mem.sigv4 import Verifier
 from benchmarks.s3mem.wire import Connection, Reply, Request, WireError
 
 _BACKLOG = 1024
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal ends it."""
     options = _parser().parse_args(arguments)
     if options.drop_bodies and options.etag == "md5":
         _parser().error("--drop-bodies leaves nothing to make an MD5 of")
@@ -37,25 +38,28 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     service = Service(Verifier(options.access, options.secret), behaviour)
     tls = _tls(options.tls_cert, options.tls_key) if options.tls_cert else None
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+    # Blocked in all threads and taken by sigwait: a handler in Python would wait for accept to
+    # return, where the signal comes just before it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     if options.until_stdin_closes:
         threading.Thread(target=_stop_at_end_of_stdin, daemon=True).start()
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    with socket.create_server(
-        (options.host, options.port), family=family, backlog=_BACKLOG
-    ) as listener:
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        print(f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}", flush=True)
-        serve(listener, service, tls)
-    return 0
+    listener = socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    print(f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}", flush=True)
+    threading.Thread(target=serve, args=(listener, service, tls), daemon=True).start()
+    signal.sigwait(_ENDING)
+    return 0  # the listener stays open until the process ends: its thread is in accept
 
 
 def serve(listener: socket.socket, service: Service, tls: ssl.SSLContext | None) -> None:
-    """Serve every connection on a thread of its own, for ever."""
-    while True:
-        sock, _ = listener.accept()
-        threading.Thread(target=_attend, args=(sock, service, tls), daemon=True).start()
+    """Serve every connection on a thread of its own, until the listener fails."""
+    try:
+        while True:
+            sock, _ = listener.accept()
+            threading.Thread(target=_attend, args=(sock, service, tls), daemon=True).start()
+    finally:
+        _end()
 
 
 def _attend(sock: socket.socket, service: Service, tls: ssl.SSLContext | None) -> None:
@@ -101,9 +105,11 @@ def _tls(certificate: str, key: str | None) -> ssl.SSLContext:
 def _stop_at_end_of_stdin() -> None:
     while os.read(0, 4096):
         pass
-    main_thread = threading.main_thread().ident
-    if main_thread is not None:
-        signal.pthread_kill(main_thread, signal.SIGTERM)  # not to any other thread
+    _end()
+
+
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -195,8 +195,8 @@ CHANGES: Final = (
     Change(
         "a directory's sync may fail",
         "backends/posix/quick.py",
-        "        if not answer.status:",
-        "        if not answer.status or answer.site == lib.KVIO_SITE_FSYNC_DIR:",
+        "    if not answer.status:",
+        "    if not answer.status or answer.site == lib.KVIO_SITE_FSYNC_DIR:",
         ("write durable",),
         "success is reported, but of 1 calls of fsync_dir 0 succeeded",
     ),
