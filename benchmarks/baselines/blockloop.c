@@ -1,8 +1,8 @@
 /*
- * What benchmarks/scenarios/calls.py compares with: a plain C loop that stores and loads blocks with
- * the system calls such a store needs and nothing else.  It checks no key,
- * looks for no existing block, verifies nothing, and times itself, so that
- * its caller adds nothing to its figure.
+ * What benchmarks/scenarios/calls.py compares with: a plain C loop that stores
+ * and loads blocks with the system calls such a store needs and nothing else.
+ * It checks no key, looks for no existing block, verifies nothing, and times
+ * itself, so that its caller adds nothing to its figure.
  *
  *   write: openat(O_TMPFILE), pwritev(payload, tail), linkat, close
  *   read:  openat, fstat, preadv(payload, tail), close

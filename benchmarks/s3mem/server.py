@@ -12,6 +12,7 @@ import socket
 import ssl
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a file: the package is found from the root, not from in here
@@ -58,8 +59,9 @@ def serve(listener: socket.socket, service: Service, tls: ssl.SSLContext | None)
         while True:
             sock, _ = listener.accept()
             threading.Thread(target=_attend, args=(sock, service, tls), daemon=True).start()
-    finally:
-        _end()
+    except OSError:
+        traceback.print_exc()
+        os._exit(1)
 
 
 def _attend(sock: socket.socket, service: Service, tls: ssl.SSLContext | None) -> None:
@@ -105,10 +107,6 @@ def _tls(certificate: str, key: str | None) -> ssl.SSLContext:
 def _stop_at_end_of_stdin() -> None:
     while os.read(0, 4096):
         pass
-    _end()
-
-
-def _end() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 

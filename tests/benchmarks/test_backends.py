@@ -30,7 +30,7 @@ SMALL = ["--tokens", "1", "--models", "gpt-oss-120b", "--max-bytes", "256KiB", "
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    """Give a directory whose page cache can be emptied."""
+    """Yield a directory whose page cache can be emptied."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         if machine.describe_file_system(Path(name)).is_memory:
             pytest.skip("needs a disk file system under /var/tmp")

@@ -90,7 +90,7 @@ def _samples(results: Path, operation: str) -> list[Any]:
 
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Give a list; what is put in it is called with the directory of every filled store."""
+    """Return a list; what is put in it is called with the directory of every filled store."""
     todo: list[Any] = []
     honest = page_cache.drop
 

@@ -30,7 +30,7 @@ Content = list[dict[str, Any]]
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    """Give a directory on a disk, where loop devices can use direct I/O."""
+    """Yield a directory on a disk, where loop devices can use direct I/O."""
     with tempfile.TemporaryDirectory(prefix="kvio-test-", dir="/var/tmp") as name:
         if filesystem_of(Path(name)) in IN_MEMORY:
             pytest.skip("needs a disk file system under /var/tmp")
@@ -39,7 +39,7 @@ def disk() -> Iterator[Path]:
 
 @pytest.fixture
 def clean(disk: Path) -> Iterator[Path]:
-    """Give a root in which nothing may be mounted, looped or left after the test."""
+    """Yield a root in which nothing may be mounted, looped or left after the test."""
     if os.geteuid():
         pytest.skip("needs root, to mount")
     root = disk / "root"

@@ -86,7 +86,7 @@ def spy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source() -> Iterator[Source]:
-    """Give noise for two files of any size up to 1 MiB and a bit."""
+    """Yield noise for two files of any size up to 1 MiB and a bit."""
     memory = Source(memoryview(os.urandom(2 * MiB + 2 * KiB)))
     yield memory
     memory.close()

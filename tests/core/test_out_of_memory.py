@@ -354,3 +354,19 @@ except kvio.OutOfMemoryError as exc:
 
     assert done.returncode != -signal.SIGKILL
     assert (done.returncode, done.stdout) == (0, f"{kvio.GiB}\n"), done.stderr
+
+
+def test_a_small_block_is_read_where_memory_for_the_last_one_is_short(tmp_path: Path) -> None:
+    """The length of the block before is a guess: that there is no memory for it is no error."""
+    run_limited(
+        """
+        with kvio.open_store("posix-tmpfile", root=sys.argv[1], create=True) as store:
+            store.write_block("big", bytes(16 * MiB))
+            store.write_block("small", b"abc")
+            kept = store.read_block("big")
+            with at_most(2 * MiB):
+                assert bytes(store.read_block("small")) == b"abc"
+            assert store.stats().reads == 2, store.stats()
+        """,
+        tmp_path / "root",
+    )

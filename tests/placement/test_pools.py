@@ -37,7 +37,7 @@ def expected(threads: int) -> list[tuple[int, ...]]:
 
 
 def threads_of(executor: Executor, threads: int) -> list[int]:
-    """Make a pool start all of its threads, and give their ids: each waits for the others."""
+    """Make a pool start all of its threads, and return their ids: each waits for the others."""
     together = threading.Barrier(threads)
 
     def meet() -> int:

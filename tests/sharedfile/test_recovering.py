@@ -37,7 +37,7 @@ def test_a_closed_file_is_gone_on_with(create: Create, disk_path: Path, mode: st
 
 
 def test_a_recovery_reads_what_was_written_before(create: Create, disk_path: Path) -> None:
-    """A byte that changed on the disk while nobody watched keeps the file from being sealed."""
+    """A byte that changed on the disk between two processes keeps the file from being sealed."""
     with create("file", SIZE, cell_bytes=8 * KiB) as file:
         file.pwrite(DATA, 0)
     raw.flip(disk_path / ".file.kvio-data", 9 * KiB)

@@ -165,17 +165,22 @@ def staged(
     try:
         yield tier
     finally:
-        store.wrapper.forgive()
-        store.wrapper.let_go()
-        for receipt in tier.failed:
-            tier.discard(receipt)
-        tier.close(timeout=LONG_S)
+        close_without(store, tier)
         store.close(timeout=LONG_S)
+
+
+def close_without(store: WrappedStore[ControlledBackend], tier: kvio.StagingTier) -> None:
+    """Close a tier without what hangs or has failed in its store."""
+    store.wrapper.forgive()
+    store.wrapper.let_go()
+    for receipt in tier.failed:
+        tier.discard(receipt)
+    tier.close(timeout=LONG_S)
 
 
 @contextmanager
 def draining_with_all(threads: int, **options: Any) -> Iterator[list[int]]:
-    """Keep every drain thread of a tier inside a write, past its beginnings; give their ids."""
+    """Keep every drain thread of a tier inside a write, past its beginnings; yield their ids."""
     before = set(threading.enumerate())
     keys = [f"held{number}" for number in range(threads)]
     store = open_controlled(io_threads=threads)

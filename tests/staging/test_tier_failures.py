@@ -310,7 +310,7 @@ def test_leaving_the_context_tells_of_failures(store: WrappedStore[ControlledBac
 
 
 def test_closing_tells_of_a_lost_race(store: WrappedStore[ControlledBackend]) -> None:
-    """Nothing of it is staged, but nobody was notified yet."""
+    """Nothing of it is staged, but no callback has run yet."""
     tier = kvio.stage(store, "1MiB", drain_threads=1)
     tier.pause()
     tier.write_block("k", b"ours", if_exists="error")

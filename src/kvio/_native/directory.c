@@ -83,7 +83,7 @@ static int open_component(kvio_call *call, int parent, const char *name)
 	return fd;
 }
 
-/* Set the group and permissions, whatever the umask. */
+/* Set the group and permissions of a new directory, whatever the umask. */
 static int set_dir_mode(kvio_call *call, int fd, const struct stat *st)
 {
 	int r = 0;

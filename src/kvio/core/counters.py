@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 
-from kvio.abc import FastReads
 from kvio.errors import KvioError
 from kvio.types import BlockResult, BlockStatus, Receipt, StoreStats, status_of
 
@@ -29,14 +28,9 @@ _NBYTES = attrgetter("nbytes")
 
 
 class Counters:
-    """Thread-safe counts behind `Store.stats`.
-
-    Attributes:
-        fast_reads: the backend's, which are counted there.
-    """
+    """Thread-safe counts behind `Store.stats`."""
 
     def __init__(self) -> None:
-        self.fast_reads: FastReads | None = None
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTED, 0)
 
@@ -101,14 +95,19 @@ class Counters:
             self._counts["deletes"] += blocks
 
     def snapshot(
-        self, modes: dict[str, int], *, retries: int, queued_bytes: int, quarantined_threads: int
+        self,
+        modes: dict[str, int],
+        *,
+        fast_reads: tuple[int, int],
+        retries: int,
+        queued_bytes: int,
+        quarantined_threads: int,
     ) -> StoreStats:
-        """Return the current counts."""
-        blocks, nbytes = self.fast_reads.counts if self.fast_reads is not None else (0, 0)
+        """Return the current counts; *fast_reads*: blocks and bytes that the backend counted."""
         with self._lock:
             counts = dict(self._counts)
-            counts["reads"] += blocks
-            counts["bytes_read"] += nbytes
+            counts["reads"] += fast_reads[0]
+            counts["bytes_read"] += fast_reads[1]
             return StoreStats(
                 **counts,
                 modes=modes,

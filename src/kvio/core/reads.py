@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvio.abc import Backend, FastReads
+from kvio.abc import Backend
 from kvio.core import buffers
 from kvio.core.buffers import Data
 from kvio.errors import BlockSizeError
@@ -73,19 +73,6 @@ def into(
         return len(view)
 
     return (private_work, deliver) if private else (work, None)
-
-
-def read_usual(fast: FastReads, key: str, nbytes: int) -> memoryview | None:
-    """Read a block into fresh memory if it has at most *nbytes* bytes, as others had before.
-
-    None: it was not tried, or the block is longer.
-    """
-    view = buffers.aligned(nbytes)
-    try:
-        got = fast.read(key, view)
-    except BlockSizeError:
-        return None
-    return None if got is None else buffers.trimmed(view, got)
 
 
 def read_fresh(

@@ -18,6 +18,7 @@ from kvio.core.damage import DamagedKeys
 from kvio.errors import (
     AccessDeniedError,
     BlockNotFoundError,
+    BlockSizeError,
     ConfigError,
     CorruptBlockError,
     KvioError,
@@ -81,10 +82,10 @@ class Store:
         self._calls = Calls(self._settings, self._url.place)
 
     def _attach(self) -> None:
-        """Connect threads, counters and deadlines with the backend."""
+        """Connect threads and calls with the backend."""
         self._backend.use_threads(self._calls.executor.run_all)
         if self._settings.timeout is None:
-            self._calls.fast_reads = self._counters.fast_reads = self._backend.fast_reads()
+            self._calls.fast_reads = self._backend.fast_reads()
 
     def __repr__(self) -> str:
         state = "closed" if self._calls.closed else "open"
@@ -231,16 +232,14 @@ class Store:
                 `read_block_into`.
             OutOfMemoryError: there is no memory for it; ranges of it may fit.
         """
+        if timeout is None and nbytes is None and not offset:
+            usual = self._read_usual(key)
+            if usual is not None:
+                return usual
         check_key(key)
         reads.check_range(offset, nbytes)
-        calls, view = self._calls, None
-        fast, usual = calls.fast_reads, self._usual_nbytes
         try:
-            if fast is not None and usual and timeout is None and nbytes is None and not offset:
-                view = reads.read_usual(fast, key, usual)
-                if view is not None:
-                    return view
-            view = calls.run(
+            view = self._calls.run(
                 lambda cancel: reads.read_fresh(self._backend, key, offset, nbytes, cancel),
                 nbytes=nbytes or 0,
                 timeout=timeout,
@@ -251,13 +250,29 @@ class Store:
         except KvioError as exc:
             self._read_failed(key, exc)
             raise
-        finally:
-            if calls.closed:
-                calls.left()
         if len(view) <= reads.SMALL_RANGE_NBYTES:
             self._usual_nbytes = len(view)
         self._counters.read(len(view))
         return view
+
+    def _read_usual(self, key: str) -> memoryview | None:
+        """Read a whole block if it fits the length of the last one; None: ask for its length."""
+        calls, usual = self._calls, self._usual_nbytes
+        fast = calls.fast_reads
+        if fast is None or not usual:
+            return None
+        try:
+            view = buffers.aligned(usual)
+            got = fast.read(key, view)
+            return None if got is None else buffers.trimmed(view, got)
+        except (BlockSizeError, OutOfMemoryError):
+            return None  # it is longer, or memory for it alone may still be found
+        except KvioError as exc:
+            self._read_failed(key, exc)
+            raise
+        finally:
+            if calls.closed:
+                calls.left()
 
     def _choose_keep(
         self, key: str, nbytes: int, if_exists: IfExists, timeout: float | None
@@ -589,9 +604,10 @@ class Store:
 
     def stats(self) -> StoreStats:
         """Return the counts since the store was opened."""
-        executor = self._calls.executor
+        executor, fast = self._calls.executor, self._calls.fast_reads
         return self._counters.snapshot(
             self._backend.modes_taken,
+            fast_reads=(0, 0) if fast is None else fast.counts,
             retries=self._backend.retries_made,
             queued_bytes=executor.queued_bytes,
             quarantined_threads=executor.quarantined,

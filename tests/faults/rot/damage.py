@@ -50,7 +50,7 @@ class Patient:
 
 
 def flips(whole: bytes, start: int, stop: int, dice: random.Random) -> Iterator[tuple[int, int]]:
-    """Give, for every byte of a region, each of its bits flipped and one random replacement."""
+    """Yield, for every byte of a region, each of its bits flipped and one random replacement."""
     for at in range(start, stop):
         yield from ((at, whole[at] ^ 1 << bit) for bit in range(8))
         yield at, other(whole[at], dice)

@@ -65,7 +65,7 @@ def test_after_another_boot_nothing_counts(case: Case, disk_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("layout", ["block", "plain"])
 def test_what_the_dead_wrote_is_read_again(case: Case, layout: str, disk_path: Path) -> None:
-    """A byte that changed on the disk since fails the seal of whoever took over; no name."""
+    """A byte that changed on the disk since fails the seal of a later process; no name."""
     path = disk_path / "f"
     refusal = kills.need_direct(case, disk_path)
     if refusal:

@@ -20,7 +20,7 @@ from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.options import TierOptions
 from kvio.testing.fakes import WrappedStore
 from kvio.url import parse_size
-from tests.staging.controlled import LONG_S, ControlledBackend
+from tests.staging.controlled import LONG_S, ControlledBackend, close_without
 
 #: What of `kvio.stage` is the client's where a daemon has the rest.
 _CLIENTS = ("when_full", "timeout", "close_store", "spool")
@@ -70,11 +70,7 @@ def staged(
         try:
             yield tier
         finally:
-            store.wrapper.forgive()
-            store.wrapper.let_go()
-            for receipt in tier.failed:
-                tier.discard(receipt)
-            tier.close(timeout=LONG_S)
+            close_without(store, tier)
             daemon.close(timeout=LONG_S)
             store.close(timeout=LONG_S)
 

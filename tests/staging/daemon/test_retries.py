@@ -1,4 +1,4 @@
-"""A failed write that is retried is open for its client, whoever asked and however late."""
+"""A failed write that is retried is open for its client, by any process and however late."""
 
 from __future__ import annotations
 

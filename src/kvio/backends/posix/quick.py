@@ -70,7 +70,7 @@ class Quick:
         limit_bytes = self._engine.buffered_below
         if not self._hashed or not limit_bytes:
             return None
-        return FastReads(self._read, limit_bytes, partial(_fast_read_failed, self._engine.name))
+        return FastReads(self._read, limit_bytes, partial(_bytes_read, self._engine.name))
 
     def read(self, key: str, part: memoryview) -> int | None:
         """Read a whole block; None: the engine must run the slow path.
@@ -82,13 +82,7 @@ class Quick:
         mode, _ = self._fixed or engine.for_read(len(part), engine.counters.in_flight + 1)
         if mode in BOUNCING and large.helps_read(engine, [part], len(part)):
             return None
-        found = self._run(self._read, key, part, mode)
-        if type(found) is int:
-            if raised:
-                reraise()
-            return found
-        answer = _checked(found, key, len(part), engine.name)
-        return None if answer is None else answer.done
+        return _bytes_read(engine.name, self._run(self._read, key, part, mode), key, len(part))
 
     def stat(self, key: str) -> Answer | None:
         """Read the trailer of a block; None: the engine must run the slow path.
@@ -138,6 +132,11 @@ def _checked(found: Any, key: str, nbytes: int, backend: str) -> Answer | None:
     raise outcome.error_of(answer, key, nbytes, 0, backend)
 
 
-def _fast_read_failed(backend: str, found: Any, key: str, nbytes: int) -> int | None:
+def _bytes_read(backend: str, found: Any, key: str, nbytes: int) -> int | None:
+    """Return the count of a read from its count or its answer, as `_checked`."""
+    if type(found) is int:
+        if raised:
+            reraise()
+        return found
     answer = _checked(found, key, nbytes, backend)
     return None if answer is None else answer.done
