@@ -29,6 +29,10 @@ def _exercise(blocks: kvio.BlockStore) -> None:
         out = bytearray(3)
         assert bytes(blocks.read_block("b/1", offset=1, nbytes=2, timeout=60)) == b"hr"
         assert blocks.read_block_into("a/1", out) == 3
+        assert blocks.submit_write("c/1", b"four").result(60).nbytes == 4
+        assert blocks.submit_read_into("a/1", out).result(60) == 3
+        assert blocks.capabilities.atomic_write
+        assert [r.ok for r in blocks.delete_blocks(["c/1", "c/2"])] == [True, False]
         assert [result.ok for result in blocks.read_blocks_into([("a/2", out)])] == [True]
         assert out == b"two"
         assert blocks.stat_block("a/1").nbytes == 3
@@ -36,6 +40,8 @@ def _exercise(blocks: kvio.BlockStore) -> None:
         assert blocks.count_leading(["a/1", "a/2", "c", "b/1"]) == 2
         assert sorted(blocks.list_keys("a/")) == ["a/1", "a/2"]
         assert blocks.verify_block("b/1").ok
+        assert [result.ok for result in blocks.drop_cache(["a/1", "a/2"])] == [True, True]
+        assert blocks.path_of("a/1").read_bytes()[:3] == b"one"
         assert (blocks.delete_block("a/1"), blocks.delete_block("a/1")) == (True, False)
 
 
@@ -81,5 +87,5 @@ def test_parameters_have_one_name_everywhere(name: str) -> None:
 def test_the_default_of_if_exists_is_the_class_s_own() -> None:
     """As the docstring of the protocol says, and why."""
     for kind, default in ((kvio.Store, "keep"), (kvio.StagingTier, "replace")):
-        for name in ("write_block", "write_blocks"):
+        for name in ("write_block", "write_blocks", "submit_write"):
             assert inspect.signature(getattr(kind, name)).parameters["if_exists"].default == default

@@ -18,12 +18,22 @@ from kvio.testing import fakes, suite
 
 #: Names of design section 3 that a store must have.
 VERBS = (
-    *("write_block", "read_block", "read_block_into", "stat_block", "contains", "delete_block"),
+    *(
+        "write_block",
+        "write_file",
+        "read_block",
+        "read_block_into",
+        "stat_block",
+        "contains",
+        "delete_block",
+    ),
     *("list_keys", "write_blocks", "read_blocks_into", "delete_blocks", "count_leading"),
+    *("drop_cache", "path_of"),
     *("submit_write", "submit_read_into", "capabilities", "stats", "flush", "close"),
 )
-#: Verbs that a staging tier has no use for: it queues, and its store promises.
-STORES_ONLY = ("delete_blocks", "submit_write", "submit_read_into", "capabilities")
+#: Verbs that a staging tier has no use for: it queues, its store promises, and a file is not in
+#: memory.
+STORES_ONLY = ("write_file",)
 #: The error tree of design section 4: name, and what it is besides.
 ERRORS: dict[str, tuple[type, ...]] = {
     "ConfigError": (kvio.KvioError, ValueError),
@@ -179,12 +189,19 @@ def test_no_error_is_missing_from_the_tree() -> None:
 
 
 def test_async_verbs_take_the_parameters_of_the_plain_ones() -> None:
-    """`AsyncStore` and `Store` agree on the parameters of every shared verb, and defaults."""
+    """`AsyncStore` and `Store` agree on the parameters of every shared verb, and defaults.
+
+    ``if_exists`` is that of the store, which a tier has another of, where it is None.
+    """
     for name, verb in inspect.getmembers(kvio.AsyncStore, inspect.isfunction):
         if name.startswith("_"):
             continue
         ours, theirs = inspect.signature(verb), inspect.signature(getattr(kvio.Store, name))
-        assert ours.parameters == theirs.parameters, name
+        assert list(ours.parameters) == list(theirs.parameters), name
+        for parameter in ours.parameters:
+            mine, other = ours.parameters[parameter], theirs.parameters[parameter]
+            if (parameter, mine.default) != ("if_exists", None):
+                assert mine == other, (name, parameter)
 
 
 def test_the_forwarding_fake_forwards_every_method() -> None:

@@ -53,6 +53,7 @@ EXCEPTIONS = {
 #: Libraries beside the standard one, and where alone they may be imported.
 LIBRARIES = {
     "cffi": {"_native"},
+    "typing_extensions": {"core.async_store"},  # for type checkers alone, which have it
     "numpy": {"connectors.dlio"},
     "typer": {"cli"},
     "rich": {"cli"},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvio.abc import BlockStore
 from kvio.core.async_store import AsyncStore
 from kvio.core.buffers import aligned as aligned_buffer
+from kvio.core.buffers import keep_freed_memory
 from kvio.core.store import Store, open_store
 from kvio.errors import (
     AccessDeniedError,
@@ -115,6 +116,7 @@ __all__ = [
     "UnsupportedError",
     "aligned_buffer",
     "backend_names",
+    "keep_freed_memory",
     "open_store",
     "stage",
 ]

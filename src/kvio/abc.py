@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
 
 from kvio.errors import KvioError, UnsupportedError
@@ -22,6 +25,9 @@ from kvio.types import (
 )
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from pathlib import Path
+
     from kvio.url import StoreURL
 
 #: Runs blocking tasks concurrently on a store's I/O threads and the caller's own, returns their
@@ -32,6 +38,28 @@ RunAll: TypeAlias = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 #: Fills the beginning of a buffer with the next bytes of a stream and returns how many; 0 at the
 #: end of the stream.
 Source: TypeAlias = Callable[[memoryview], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A regular file that is open to become a block.
+
+    Attributes:
+        path: for messages.
+        fd: open for reading, and where *movable* for writing too.
+        dirfd: its directory, where its name is *name*.
+        nbytes: its length.
+        move: it loses its name when the block is stored.
+        movable: it may itself become the block.
+    """
+
+    path: str
+    fd: int
+    dirfd: int
+    name: str
+    nbytes: int
+    move: bool
+    movable: bool
 
 
 class WriteReceipt(Protocol):
@@ -103,6 +131,22 @@ class BlockStore(Protocol):
     ) -> Sequence[WriteResult]:
         """Write (key, data) pairs; return one result per block, in order."""
 
+    def submit_write(
+        self, key: str, data: Any, *, if_exists: IfExists = ..., timeout: float | None = None
+    ) -> Future[Any]:
+        """Queue a `write_block`; the future has its receipt. *data* must not change before."""
+
+    def submit_read_into(
+        self,
+        key: str,
+        out: Any,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        timeout: float | None = None,
+    ) -> Future[int]:
+        """Queue a `read_block_into`."""
+
     def read_block(
         self, key: str, *, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
     ) -> memoryview:
@@ -141,6 +185,21 @@ class BlockStore(Protocol):
 
     def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
         """Remove a block; False if there was none."""
+
+    def drop_cache(self, keys: Iterable[str], *, timeout: float | None = None) -> list[BlockResult]:
+        """Drop stored blocks from the page cache; return one result per block, in order."""
+
+    def path_of(self, key: str, *, timeout: float | None = None) -> Path:
+        """Return the path of the file that has a stored block."""
+
+    def delete_blocks(
+        self, keys: Iterable[str], *, timeout: float | None = None
+    ) -> list[BlockResult]:
+        """Remove blocks; return one result per block, in order."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The promises, with the fallbacks in use."""
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until the work that was accepted so far has ended."""
@@ -311,6 +370,24 @@ class Backend(ABC):
         """
         raise UnsupportedError(f"{self.name} does not hand out blocks as they are stored")
 
+    def drop_cache(
+        self, keys: Sequence[str], *, cancel: Cancellation | None = None
+    ) -> list[BlockResult] | None:
+        """Drop blocks from the page cache, dirty pages once they are written back.
+
+        Return one result per block, in order; None: blocks do not go through the page cache.
+        """
+        return None
+
+    def path_of(self, key: str) -> str:
+        """Return the path of the file that has a block.
+
+        Raises:
+            BlockNotFoundError: there is no such block.
+            UnsupportedError: a block is not a file here.
+        """
+        raise UnsupportedError(f"{self.name}: a block has no file of its own")
+
     @abstractmethod
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         """Yield the keys that start with *prefix*, in any order."""
@@ -327,12 +404,36 @@ class Backend(ABC):
         nbytes: int | None,
         at_least: int,
         if_exists: IfExists,
+        cancel: Cancellation | None = None,
     ) -> Receipt | None:
         """Store a stream, with one piece at a time in memory; raises as `write_block` does.
 
         *nbytes*: the length, where it is known; else the stream has *at_least* so many bytes.
         Return None, before anything is read from the source, where streams are not supported: the
         store then collects the bytes and calls `write_block`.
+        """
+        return None
+
+    def write_file(
+        self,
+        key: str,
+        source: SourceFile,
+        *,
+        if_exists: IfExists,
+        cancel: Cancellation | None = None,
+    ) -> Receipt | None:
+        """Store a file without a second copy of its bytes; raises as `write_block` does.
+
+        Return None, with the file as it was, where that is not possible: the store then reads the
+        file and calls `write_stream` or `write_block`. With a receipt, a file that is to move has
+        no name any more; after an error it is as it was, or the block is visible.
+        """
+        return None
+
+    def scratch_dir(self) -> AbstractContextManager[Path] | None:
+        """Make a directory for files that `write_file` can move; removed at the end.
+
+        None: there is none from which a move is cheaper than from anywhere else.
         """
         return None
 

@@ -438,3 +438,54 @@ def test_freed_memory_is_kept_within_bounds() -> None:
     kept = int(done.stdout)
 
     assert 16 * MiB < kept < 80 * MiB
+
+
+_KEPT_MORE = """
+import kvio
+def rss():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS"))
+def fill():
+    blocks = [kvio.aligned_buffer(3 << 20) for _ in range(100)]
+    for block in blocks:
+        block[::4096] = bytes(len(block[::4096]))
+fill()
+before = rss()
+kvio.keep_freed_memory("256MiB")
+fill()
+kept = rss() - before
+kvio.keep_freed_memory(0)
+print(kept, rss() - before)
+"""
+
+
+def test_a_process_says_how_much_freed_memory_is_kept() -> None:
+    """At most so much, at once less when it says less, and nothing on request."""
+    done = subprocess.run(
+        [sys.executable, "-c", _KEPT_MORE], capture_output=True, text=True, check=True
+    )
+    kept, left = map(int, done.stdout.split())
+
+    assert 90 * MiB < kept < 270 * MiB
+    assert left < 16 * MiB
+
+
+def test_a_block_takes_half_of_the_memory_that_is_kept() -> None:
+    """One that is longer is freed; 64 MiB keep 32, 512 MiB keep 256."""
+    nbytes = 100 * MiB
+    try:
+        kvio.keep_freed_memory(512 * MiB)
+        first = kvio.aligned_buffer(nbytes)
+        address = address_of(first)
+        del first
+        again = kvio.aligned_buffer(nbytes)
+        assert address_of(again) == address
+    finally:
+        kvio.keep_freed_memory(64 * MiB)
+
+
+@pytest.mark.parametrize("wrong", [-1, "much"])
+def test_memory_to_keep_is_a_size(wrong: int | str) -> None:
+    """Anything else is refused, and changes nothing."""
+    with pytest.raises(kvio.ConfigError):
+        kvio.keep_freed_memory(wrong)

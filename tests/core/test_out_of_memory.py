@@ -15,7 +15,7 @@ import pytest
 
 import kvio
 from kvio import _native
-from kvio.core.buffers import most_bytes, ram_bytes
+from kvio.core.buffers import free_bytes, most_bytes, ram_bytes
 from kvio.filesystem.sysfs import Tree
 from tests.limited import run_limited
 
@@ -301,6 +301,36 @@ def test_memory_is_what_the_machine_and_each_group_above_leave(
 
     assert ram_bytes(Tree(str(tmp_path))) == ram
     assert most_bytes(Tree(str(tmp_path))) == most
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        ("", {}, 3 << 20),
+        ("0::/a/b\n", {"a/memory.max": "2097152", "a/memory.current": "1048577"}, 1048575),
+        ("0::/a\n", {"a/memory.max": "max", "a/memory.current": "1048577"}, 3 << 20),
+        ("0::/a\n", {"a/memory.max": "4096", "a/memory.current": "8192"}, 0),
+        (
+            "4:memory:/c\n",
+            {
+                "memory/c/memory.limit_in_bytes": "8192",
+                "memory/c/memory.usage_in_bytes": "4096",
+            },
+            4096,
+        ),
+    ],
+)
+def test_free_memory_is_what_each_group_has_left(
+    tmp_path: Path, groups: str, files: dict[str, str], free: int
+) -> None:
+    """The least of what is available and what the limits leave; never less than nothing."""
+    said = {"proc/meminfo": "MemTotal: 9216 kB\nMemAvailable: 3072 kB\n"}
+    placed = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in {**said, "proc/self/cgroup": groups, **placed}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert free_bytes(Tree(str(tmp_path))) == free
 
 
 def test_a_machine_that_says_nothing_has_what_is_installed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,8 +87,7 @@ def shm_path(root: Path) -> Iterator[Path]:
     """A directory in memory, on another file system than the store."""
     if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == root.stat().st_dev:
         pytest.skip(f"no second file system: the store's is {filesystem_of(root)}")
-    path = Path("/dev/shm", f"kvio-test-{os.getpid()}")
-    path.mkdir(mode=0o700)
+    path = Path(tempfile.mkdtemp(prefix="kvio-test-", dir="/dev/shm"))
     yield path
     for file in path.iterdir():
         file.unlink()

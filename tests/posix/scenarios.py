@@ -28,8 +28,8 @@ LARGE_OLD = faultlab.pattern(4, 400_000)
 class Memory:
     """What a store learned since it was opened, put back so that every run makes the same calls.
 
-    It guesses whether the next key is taken, knows that the umask is kind, and which forms of
-    publishing the file system lacks; a fault can teach it the last.
+    It guesses whether the next key is taken, knows that the umask is kind, which forms of
+    publishing the file system lacks, and whether it clones; a fault can teach it the last two.
     """
 
     def __init__(self, store: kvio.Store) -> None:
@@ -42,6 +42,7 @@ class Memory:
     def put_back(self, *, expects: bool = False) -> None:
         """Make the store what it was; *expects*: but its last key was taken."""
         self._engine.publish = self._publish
+        self._engine.clones = True
         for call, first in self._calls:
             call[0] = first[0]
             call.expect_existing = expects
@@ -61,6 +62,7 @@ class Scenario:
         fresh: the directories of the keys do not exist yet.
         vanished: they do not, but the store still has them open.
         expected: the store takes its key to be taken, as the last one was.
+        of_file: the block is a file at `given`.
     """
 
     name: str
@@ -77,6 +79,12 @@ class Scenario:
     umask: int = 0o022
     deletes: bool = False
     sampled: bool = False
+    of_file: bool = False
+
+    @property
+    def moves(self) -> bool:
+        """The store takes the file that it is given."""
+        return self.of_file and self.name.startswith("move")
 
     @property
     def level(self) -> str:
@@ -119,6 +127,8 @@ class Scenario:
                 path.chmod(0o600)
                 if self.calibrated:
                     _forget(path)
+        if self.of_file and self.new is not None:
+            _make_given(given(root), self.new)
         if self.fresh and store is not None:
             faultlab.engine_of(store).directories.close()
 
@@ -193,6 +203,53 @@ def _stream(if_exists: str, *, known: bool) -> Callable[..., Outcome]:
         return {key: scenario.standing if receipt.existed else scenario.new}
 
     return act
+
+
+def given(root: Path) -> Path:
+    """Return the path of the file that a scenario stores."""
+    return root.parent / "given" / "file"
+
+
+def _make_given(path: Path, content: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.parent.chmod(0o755)  # whatever the scenario's umask
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+    path.chmod(0o644)
+
+
+def _file(if_exists: str, *, move: bool) -> Callable[..., Outcome]:
+    """Store a file; after a failure it is as it was, or the block is there."""
+
+    def act(scenario: Scenario, store: kvio.Store) -> Outcome:
+        assert scenario.new is not None
+        (key,) = scenario.keys
+        root = Path(store.url.path or str(store.url.options["root"]))
+        path = given(root)
+        if not path.exists():  # a run before this one took it
+            _make_given(path, scenario.new)
+        try:
+            receipt = store.write_file(key, path, move=move, if_exists=if_exists)  # type: ignore[arg-type]  # one of three literals
+        except kvio.KvioError as exc:
+            if path.exists():
+                assert path.read_bytes() == scenario.new, "a failure changed the file"
+            else:
+                assert _is_stored(scenario, root, key), "a failure lost the file"
+            return {key: exc}
+        assert receipt.level == scenario.level
+        assert receipt.nbytes == len(scenario.new)
+        assert path.exists() != move
+        if not receipt.existed:
+            mode = faultlab.file_of(root, key, layout=scenario.layout).stat().st_mode & 0o7777
+            assert mode == scenario.options.get("file_mode", 0o600)
+        return {key: scenario.standing if receipt.existed else scenario.new}
+
+    return act
+
+
+def _is_stored(scenario: Scenario, root: Path, key: str) -> bool:
+    stored = faultlab.peek(root, key, layout=scenario.layout)
+    return stored is not None and stored in (scenario.new, scenario.standing)
 
 
 def _write_batch(if_exists: str) -> Callable[..., Outcome]:
@@ -338,6 +395,50 @@ SCENARIOS = (
         _stream("keep", known=False),
         new=LARGE,
         vanished=True,
+        sampled=True,
+    ),
+    Scenario("move", _file("keep", move=True), of_file=True),
+    Scenario("move, exclusive, plain", _file("error", move=True), options=_PLAIN, of_file=True),
+    Scenario("move, kept", _file("keep", move=True), standing=OLD, of_file=True),
+    Scenario("move, replaced", _file("replace", move=True), standing=OLD, of_file=True),
+    Scenario(
+        "move, over a shorter block", _file("keep", move=True), standing=OLD[:9], of_file=True
+    ),
+    Scenario("move, durable", _file("keep", move=True), options=_DURABLE, of_file=True),
+    Scenario(
+        "move, durable, kept",
+        _file("keep", move=True),
+        options=_DURABLE,
+        standing=OLD,
+        of_file=True,
+        sampled=True,
+    ),
+    Scenario(
+        "move, durable, replaced",
+        _file("replace", move=True),
+        "posix-direct",
+        options=_DURABLE | _PLAIN,
+        standing=OLD,
+        of_file=True,
+    ),
+    Scenario("move for a group", _file("keep", move=True), options=_SHARED, of_file=True),
+    Scenario(
+        "move, hostile umask", _file("keep", move=True), fresh=True, umask=0o777, of_file=True
+    ),
+    Scenario(
+        "move into a vanished directory",
+        _file("keep", move=True),
+        vanished=True,
+        of_file=True,
+        sampled=True,
+    ),
+    Scenario("clone or copy", _file("keep", move=False), new=LARGE, of_file=True),
+    Scenario(
+        "clone or copy, durable, replaced",
+        _file("replace", move=False),
+        options=_DURABLE | _RENAME,
+        standing=OLD,
+        of_file=True,
         sampled=True,
     ),
     Scenario("replace", _write("replace", _HERE), standing=OLD),

@@ -519,9 +519,14 @@ def test_no_block_is_published_in_a_wrong_directory(tmp_path: Path) -> None:
 
 
 def _careless(self: KeptDirectory) -> bool:
-    """Close a directory at once, whether or not a call uses it."""
-    fd, self.cdata.fd = self.cdata.fd, -1
-    self._owner.kept.pop(self.path, None)
+    """Close a directory that a call uses, if there is one now."""
+    if self.cdata.fd < 0:
+        return True
+    kept = self._owner.kept
+    used = (other for other in list(kept.values()) if other.cdata.users and other.cdata.fd >= 0)
+    victim = next(used, self)
+    fd, victim.cdata.fd = victim.cdata.fd, -1
+    kept.pop(victim.path, None)
     os.close(fd)
     return True
 

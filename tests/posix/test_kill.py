@@ -13,7 +13,7 @@ import pytest
 import kvio
 from kvio._native import faults
 from tests.posix import faultlab
-from tests.posix.scenarios import SCENARIOS, Scenario
+from tests.posix.scenarios import SCENARIOS, Scenario, given
 
 WRITES = tuple(s for s in SCENARIOS if s.new is not None or s.deletes)
 #: More calls of one site than any write makes.
@@ -85,7 +85,22 @@ def check_after_death(scenario: Scenario, root: Path, where: str) -> int:
         for key in scenario.keys:
             stored = faultlab.peek(root, key, layout=scenario.layout)
             assert store.contains(key) == (stored is not None)
+        if scenario.moves:
+            check_moved(scenario, root, store, where)
     return len(left)
+
+
+def check_moved(scenario: Scenario, root: Path, store: kvio.Store, where: str) -> None:
+    """The file that was moved is there, or it is the block; moving it again completes it."""
+    (key,) = scenario.keys
+    file = given(root)
+    if file.exists():
+        store.write_file(key, file, move=True, if_exists="replace")
+        assert not file.exists(), where
+        assert faultlab.peek(root, key, layout=scenario.layout) == scenario.new, where
+    stored = faultlab.peek(root, key, layout=scenario.layout)
+    assert stored in (scenario.new, scenario.standing), where
+    assert stored is not None, f"{where}: neither the file nor the block is there"
 
 
 def _layout(scenario: Scenario) -> kvio.types.Layout:

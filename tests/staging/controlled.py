@@ -25,6 +25,7 @@ class ControlledBackend(ForwardingBackend):
     Attributes:
         events: ("begin" | "stored" | "failed" | "deleted", key), in order.
         level: what receipts say.
+        answer: makes the receipt of a write from that of the blocks.
         on_begin: called with the key and the parts of every write, before anything else.
         widest: the most writes of one key that were ever under way at once.
     """
@@ -36,6 +37,7 @@ class ControlledBackend(ForwardingBackend):
         self.events: list[tuple[str, str]] = []
         self.level = Level.VISIBLE
         self.widest = 0
+        self.answer: Callable[[kvio.Receipt], kvio.Receipt] = _as_it_is
         self.on_begin: Callable[[str, Parts], object] = _nothing
         self._inside: dict[str, int] = {}
         self._moved = threading.Condition()
@@ -101,7 +103,7 @@ class ControlledBackend(ForwardingBackend):
         with self._moved:
             self._inside[key] -= 1
             self._note("stored", key)
-        return receipt._replace(level=self.level)
+        return self.answer(receipt._replace(level=self.level))
 
     def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
         there = super().delete_block(key, cancel=cancel)
@@ -117,6 +119,11 @@ class ControlledBackend(ForwardingBackend):
     def _note(self, event: str, key: str) -> None:
         self.events.append((event, key))
         self._moved.notify_all()
+
+
+def _as_it_is(receipt: kvio.Receipt) -> kvio.Receipt:
+    """Answer with what was done."""
+    return receipt
 
 
 def _nothing(_key: str, _parts: Parts) -> None:

@@ -59,7 +59,7 @@ def test_failures_of_some_are_driven_alone(ledger: Ledger) -> None:
     assert (ours.done, theirs.done) == (False, True)
     assert isinstance(theirs.error, kvio.StorageError)
     assert [entry.receipt for entry in ledger.failed.values()] == [theirs]
-    assert ledger.unreported == [theirs]
+    assert ledger.failures_locked() == [theirs]
     assert ledger.allocator.stuck_bytes == PAGE
     assert ledger.retry_failed([ours]) == []
 

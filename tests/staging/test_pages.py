@@ -7,16 +7,21 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import kvio
 from kvio import ConfigError, MiB, OutOfMemoryError
+from kvio.core.buffers import ram_bytes
+from kvio.staging import host
 from kvio.staging.allocator import Span
 from kvio.staging.host import HostMemory
 from kvio.staging.memory import StagingMemory
 
+from .daemon.daemons import until
 from .device_promises import noise
 
 PAGE = 4096
@@ -132,6 +137,96 @@ def test_untouched_memory_costs_none() -> None:
     lazy.fill([Span(0, 3)], [memoryview(b"abc")], checksum=False)
 
     assert resident_bytes(lazy) == PAGE
+
+
+def populated_bytes(nbytes: int) -> int:
+    """Count what the thread that populates a memory has allocated when it ends."""
+    memory = HostMemory(nbytes, populate=None)
+    assert memory._populating is not None
+    memory._populating.wait()
+    found = resident_bytes(memory)
+    memory.close()
+    return found
+
+
+def test_memory_is_populated_meanwhile() -> None:
+    """By a thread that ends when all pages are there."""
+    assert populated_bytes(64 * MiB) == 64 * MiB
+
+
+def test_populating_leaves_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops as soon as less than a 16th of the RAM would be free."""
+    reserve = ram_bytes() // 16
+    left = [reserve + 64 * MiB, reserve + 33 * MiB, reserve + 31 * MiB]
+    monkeypatch.setattr(host, "free_bytes", lambda: left.pop(0))
+
+    assert populated_bytes(128 * MiB) == 64 * MiB
+
+
+def test_what_is_released_is_not_populated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the thread was about to do."""
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def free() -> int:
+        waits.set()
+        goes_on.wait()
+        return 1 << 62
+
+    monkeypatch.setattr(host, "free_bytes", free)
+    memory = HostMemory(MiB, populate=None)
+    assert waits.wait(60)
+    releasing = threading.Thread(target=memory.release, args=([Span(0, MiB)],))
+    releasing.start()
+    goes_on.set()
+    releasing.join()
+
+    assert memory._populating is not None
+    assert not memory._populating._thread.is_alive()
+    assert resident_bytes(memory) == 0
+    memory.close()
+
+
+def test_closing_ends_the_thread_that_populates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the step it is at, and not after the last one."""
+    waits, goes_on = threading.Event(), threading.Event()
+    steps: list[int] = []
+
+    def free() -> int:
+        steps.append(len(steps))
+        waits.set()
+        goes_on.wait()
+        return 1 << 62
+
+    monkeypatch.setattr(host, "free_bytes", free)
+    monkeypatch.setattr(host, "STEP_BYTES", PAGE)
+    memory = HostMemory(MiB, populate=None)
+    populating = memory._populating
+    assert populating is not None
+    assert waits.wait(60)
+    closing = threading.Thread(target=memory.close)
+    closing.start()
+    until(lambda: populating._ending)
+    goes_on.set()
+    closing.join()
+
+    assert not populating._thread.is_alive()
+    assert steps == [0]
+
+
+@pytest.mark.parametrize(("populate", "nbytes"), [(None, 8 * MiB), (False, 0)])
+def test_a_tier_populates_unless_it_is_told_not_to(
+    populate: bool | None,  # noqa: FBT001
+    nbytes: int,
+) -> None:
+    """And is open meanwhile."""
+    with kvio.open_store("memory") as store, kvio.stage(store, 8 * MiB, populate=populate) as tier:
+        engine = tier._engine
+        memory = engine.memory
+        assert isinstance(memory, HostMemory)
+        if memory._populating is not None:
+            memory._populating.wait()
+
+        assert resident_bytes(memory) == nbytes
 
 
 @pytest.mark.parametrize("huge_pages", [True, False])

@@ -222,7 +222,7 @@ def test_different_keys_are_drained_side_by_side(
 def test_keep_is_answered_by_a_staged_block_of_its_length(
     tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
-    """Nothing is copied, and the receipt ends with the staged block's."""
+    """Nothing is copied, and the receipt ends with the staged block's, which it kept."""
     tier.pause()
     first = tier.write_block("k", b"first")
     kept = tier.write_block("k", b"later", if_exists="keep")
@@ -231,7 +231,9 @@ def test_keep_is_answered_by_a_staged_block_of_its_length(
 
     assert used == PAGE
     assert bytes(tier.read_block("k")) == b"first"
-    assert kept.wait(timeout=LONG_S) == first.wait(timeout=LONG_S)
+    ours, stored = kept.wait(timeout=LONG_S), first.wait(timeout=LONG_S)
+    assert (ours.existed, stored.existed) == (True, False)
+    assert ours == stored._replace(existed=True, reason=ours.reason)
     assert kept.checksum == first.checksum
     assert store.wrapper.order("begin") == ["k"]
     assert tier.stats().kept == 1
@@ -304,7 +306,7 @@ def test_error_refuses_a_block_that_is_drained_while_one_looks(
 def test_error_that_loses_its_race_later_fails_on_the_receipt(
     tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
-    """Reads see the winner's block again, no bytes stay, and the next barrier reports it."""
+    """Reads see the winner's block again, no bytes stay, and it is reported until discarded."""
     tier.pause()
     receipt = tier.write_block("k", b"ours", if_exists="error")
     store.write_block("k", b"theirs")
@@ -315,9 +317,12 @@ def test_error_that_loses_its_race_later_fails_on_the_receipt(
 
     assert seen == b"ours"
     assert bytes(tier.read_block("k")) == b"theirs"
-    assert (tier.stats().used_bytes, tier.failed) == (0, [])
-    with pytest.raises(kvio.BlockExistsError, match="'k'"):
-        tier.barrier(timeout=LONG_S)
+    assert (tier.stats().used_bytes, tier.failed) == (0, [receipt])
+    assert tier.retry_failed() == []
+    for _ in range(2):
+        with pytest.raises(kvio.BlockExistsError, match="'k'"):
+            tier.barrier(timeout=LONG_S)
+    assert (tier.discard(receipt), tier.discard(receipt)) == (True, False)
     tier.barrier(timeout=LONG_S)
 
 

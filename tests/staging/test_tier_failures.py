@@ -6,13 +6,23 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 import kvio
 from kvio.testing.fakes import WrappedStore
-from kvio.types import BlockStatus, Parts
-from tests.staging.controlled import LONG_S, ControlledBackend, disk_error, open_controlled, staged
+from kvio.types import BlockStatus, IfExists, Parts
+from tests.inside import wait_until_inside
+from tests.staging.controlled import (
+    LONG_S,
+    SOON_S,
+    ControlledBackend,
+    begin,
+    disk_error,
+    open_controlled,
+    staged,
+)
 
 PAGE = 4096
 
@@ -89,6 +99,64 @@ def test_a_receipt_looked_at_from_inside_the_store_is_not_done(
     assert inside == [(False, "accepted")] * 2
 
 
+def _wrong(receipt: kvio.Receipt, **changes: Any) -> kvio.Receipt:
+    if receipt.checksum is None:
+        return receipt
+    return receipt._replace(checksum=receipt.checksum ^ 1, **changes)
+
+
+@pytest.mark.parametrize("if_exists", ["keep", "replace", "error"])
+def test_a_receipt_of_other_bytes_is_a_failure_of_the_write(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend], if_exists: IfExists
+) -> None:
+    """Durable is what was accepted; until it is, nothing says so, and a retry writes it anew."""
+    store.wrapper.answer = _wrong
+    receipt = tier.write_block("k", b"accepted", if_exists=if_exists)
+    with pytest.raises(kvio.CorruptBlockError, match="'k'"):
+        receipt.wait("durable", timeout=LONG_S)
+    with pytest.raises(kvio.CorruptBlockError):
+        tier.barrier("durable", timeout=LONG_S)
+    assert (tier.failed, tier.durable_sequence) == ([receipt], 0)
+    store.write_block("k", b"wrong...", if_exists="replace")
+    store.wrapper.answer = _right
+    tier.retry_failed()
+
+    stored = receipt.wait("durable", timeout=LONG_S)
+    assert (stored.checksum, stored.existed) == (receipt.checksum, False)
+    assert store.wrapper.peek("k") == b"accepted"
+
+
+def _right(receipt: kvio.Receipt) -> kvio.Receipt:
+    return receipt
+
+
+@pytest.mark.parametrize("change", [{"nbytes": 7}, {"key": "other"}, {"existed": True}])
+def test_a_receipt_of_another_block_is_a_failure_of_the_write(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend], change: dict[str, Any]
+) -> None:
+    """Of another length or key, and one that was kept though it should have been replaced."""
+    store.wrapper.answer = lambda receipt: receipt._replace(**change)
+    receipt = tier.write_block("k", b"accepted")
+
+    with pytest.raises(kvio.BlockError, match="'k'"):
+        receipt.wait(timeout=LONG_S)
+    assert tier.failed == [receipt]
+
+
+def test_what_keep_left_has_its_own_checksum(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
+) -> None:
+    """The receipt says that it existed, and `verify` finds what it says."""
+    standing = store.write_block("k", b"stands").checksum
+    receipt = tier.write_block("k", b"later!", if_exists="keep")
+
+    stored = receipt.wait("durable", timeout=LONG_S)
+    assert (stored.existed, stored.checksum) == (True, standing)
+    assert standing != receipt.checksum
+    tier.verify(receipt)
+    tier.barrier("durable", timeout=LONG_S)
+
+
 def test_a_failed_drain_is_made_again(store: WrappedStore[ControlledBackend]) -> None:
     """As often as asked, and the receipt knows nothing of it."""
     with staged(store, retries=3) as tier:
@@ -143,25 +211,151 @@ def test_failed_writes_can_be_retried(
     assert store.wrapper.peek("a") == b"a" * 100
 
 
-def test_a_barrier_tells_of_every_failure_once(
+def test_a_barrier_tells_of_every_failure(
     tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
     """Of the first one's kind, naming every key, after all the others have ended."""
     store.wrapper.fail("bad1", kvio.StorageFullError("full", errno=28))
     store.wrapper.fail("bad2", disk_error("bad2"))
-    tier.write_block("bad1", b"data")
+    first = tier.write_block("bad1", b"data")
     with pytest.raises(kvio.StorageFullError):
         tier.barrier(timeout=LONG_S)
     tier.write_block("bad2", b"data")
     fail(tier, store, "bad3")
     good = tier.write_block("good", b"data")
-    with pytest.raises(kvio.StorageError, match=r"'bad2', 'bad3'|'bad3', 'bad2'") as caught:
+    with pytest.raises(kvio.StorageFullError, match="'bad1', 'bad2', 'bad3'"):
+        tier.barrier(timeout=LONG_S)
+    tier.discard(first)
+    with pytest.raises(kvio.StorageError, match=r": 'bad2', 'bad3'") as caught:
         tier.barrier(timeout=LONG_S)
 
     assert good.level == "durable"
     assert "'bad1'" not in str(caught.value)
     assert caught.value.errno == 5
-    tier.flush(timeout=LONG_S)
+
+
+def test_a_failed_barrier_stays_failed_until_retried_or_discarded(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
+) -> None:
+    """However often one asks, and by whatever verb."""
+    retried, discarded = fail(tier, store, "retried"), fail(tier, store, "discarded")
+    for call in (tier.barrier, tier.flush, tier.barrier):
+        with pytest.raises(kvio.StorageError, match="'retried', 'discarded'"):
+            call(timeout=LONG_S)
+    assert tier.discard(discarded)
+    with pytest.raises(kvio.StorageError, match=": 'retried';"):
+        tier.barrier(timeout=LONG_S)
+    assert tier.retry_failed() == [retried]
+
+    tier.barrier("durable", timeout=LONG_S)
+    assert tier.durable_sequence == discarded.sequence
+
+
+def test_a_retry_that_fails_fails_the_barrier_again(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
+) -> None:
+    """Until one is stored."""
+    fail(tier, store, "k")
+    store.wrapper.fail("k", disk_error())
+    tier.retry_failed()
+    for _ in range(2):
+        with pytest.raises(kvio.StorageError, match="'k'"):
+            tier.barrier(timeout=LONG_S)
+    tier.retry_failed()
+
+    tier.barrier(timeout=LONG_S)
+
+
+def test_every_thread_is_told_of_the_failures_it_waits_for(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
+) -> None:
+    """Whose write failed hears of it though another thread's barrier came first."""
+    fail(tier, store, "k")
+    errors: list[str] = []
+
+    def wait() -> None:
+        try:
+            tier.barrier(timeout=LONG_S)
+        except kvio.StorageError as exc:
+            errors.append(str(exc))
+
+    for _ in range(2):
+        begin(wait).join(LONG_S)
+    wait()
+
+    assert ["'k'" in error for error in errors] == [True] * 3
+
+
+def test_a_barrier_is_not_told_of_later_failures(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
+) -> None:
+    """It is about what was accepted before it."""
+    errors: list[BaseException | None] = []
+
+    def wait() -> None:
+        try:
+            tier.barrier(timeout=LONG_S)
+        except kvio.KvioError as exc:
+            errors.append(exc)
+        else:
+            errors.append(None)
+
+    store.wrapper.hold("slow")
+    tier.write_block("slow", b"data")
+    store.wrapper.wait_for("begin", "slow")
+    thread = begin(wait)
+    wait_until_inside(thread, "wait_for")
+    fail(tier, store, "later")
+    store.wrapper.let_go()
+    thread.join(LONG_S)
+
+    assert errors == [None]
+
+
+def test_a_barrier_waits_for_what_takes_the_place_of_a_failed_write(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
+) -> None:
+    """A barrier that began before the newer write was accepted, too."""
+    stored: list[bytes | None] = []
+
+    def wait() -> None:
+        tier.barrier(timeout=LONG_S)
+        stored.append(store.wrapper.peek("k"))
+
+    store.wrapper.hold("slow")
+    slow = tier.write_block("slow", b"data")
+    store.wrapper.wait_for("begin", "slow")
+    fail(tier, store, "k")
+    thread = begin(wait)
+    wait_until_inside(thread, "wait_for")
+    store.wrapper.hold("k")
+    tier.write_block("k", b"newer")
+    store.wrapper.let_go("slow")
+    slow.wait(timeout=LONG_S)
+    thread.join(SOON_S)
+    waits = thread.is_alive()
+    store.wrapper.let_go()
+    thread.join(LONG_S)
+
+    assert (waits, stored) == (True, [b"newer"])
+
+
+def test_an_exclusive_write_that_failed_is_never_stored_by_a_newer_one(
+    tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
+) -> None:
+    """Whether it was first was never judged: its receipt has an error, until it is discarded."""
+    store.wrapper.fail("k", disk_error())
+    raced = tier.write_block("k", b"raced", if_exists="error")
+    with pytest.raises(kvio.StorageError):
+        raced.wait(timeout=LONG_S)
+    tier.write_block("k", b"newer!").wait(timeout=LONG_S)
+
+    with pytest.raises(kvio.BlockExistsError, match=r"'k'.*Input/output error"):
+        tier.barrier(timeout=LONG_S)
+    assert isinstance(raced.error, kvio.BlockExistsError)
+    assert (raced.absorbed, tier.failed, tier.stats().used_bytes) == (False, [raced], 0)
+    tier.discard(raced)
+    tier.barrier(timeout=LONG_S)
 
 
 def test_discarding_gives_up_one_failed_write(
@@ -185,19 +379,18 @@ def test_discarding_gives_up_one_failed_write(
 def test_a_newer_write_takes_the_place_of_a_failed_one(
     tier: kvio.StagingTier, store: WrappedStore[ControlledBackend]
 ) -> None:
-    """The old failure is still reported; once the newer is durable, so is all before it."""
+    """It ends with the newer write; once that is durable, so is all before it."""
     old = fail(tier, store, "k")
     tier.pause()
     new = tier.write_block("k", b"newer")
     before = tier.durable_sequence
     tier.resume()
-    new.wait(timeout=LONG_S)
+    stored = new.wait(timeout=LONG_S)
 
     assert (before, tier.durable_sequence) == (0, 2)
-    assert (old.error is not None, tier.failed) == (True, [])
+    assert (old.wait(timeout=LONG_S), old.absorbed, tier.failed) == (stored, True, [])
     assert tier.stats().used_bytes == 0
-    with pytest.raises(kvio.StorageError, match="'k'"):
-        tier.barrier()
+    tier.barrier(timeout=LONG_S)
 
 
 def test_a_drain_that_fails_behind_a_newer_write_is_absorbed_by_it(
@@ -232,7 +425,8 @@ def test_absorbed_receipts_share_the_failure(
             receipt.wait(timeout=LONG_S)
     tier.retry_failed()
 
-    assert old.wait(timeout=LONG_S) == new.wait(timeout=LONG_S) == kept.wait(timeout=LONG_S)
+    assert old.wait(timeout=LONG_S) == new.wait(timeout=LONG_S)
+    assert kept.wait(timeout=LONG_S).existed
     assert tier.durable_sequence == 3
 
 

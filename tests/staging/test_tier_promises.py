@@ -363,7 +363,7 @@ class HeldFill:
 
     def write(self) -> threading.Thread:
         """Begin a write, up to its copy."""
-        writer = begin(lambda: self.tier.write_block("k", b"data"))
+        writer = begin(lambda: self.tier.write_block("k", [b"da", b"ta"]))
         assert self.held.entered.wait(LONG_S)
         return writer
 

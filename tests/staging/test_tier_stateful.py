@@ -53,6 +53,11 @@ class TierMachine(RuleBasedStateMachine):
         with suppress(kvio.KvioError):  # failures that were fixed since, or superseded
             self.tier.barrier(timeout=LONG_S)
         self.tier.retry_failed()
+        with suppress(kvio.BlockExistsError):  # a newer one is stored: told until discarded
+            self.tier.barrier("durable", timeout=LONG_S)
+        for receipt in self.tier.failed:
+            assert isinstance(receipt.error, kvio.BlockExistsError)
+            self.tier.discard(receipt)
         self.tier.barrier("durable", timeout=LONG_S)
 
         assert self.tier.durable_sequence == self.tier.stats().sequence
@@ -207,7 +212,8 @@ class TierMachine(RuleBasedStateMachine):
     def discard(self) -> None:
         """Discard what has failed: the store's block, if any, is visible again."""
         for receipt in self.tier.failed:
-            if self.tier.discard(receipt):
+            over = isinstance(receipt.error, kvio.BlockExistsError)  # nothing of it is staged
+            if self.tier.discard(receipt) and not over:
                 stored = self.backend.peek(receipt.key)
                 self.model.pop(receipt.key)
                 if stored is not None:
@@ -216,7 +222,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule()
     def barrier(self) -> None:
         """Wait for all, or a moment; failures are reported."""
-        with suppress(kvio.StorageError):
+        with suppress(kvio.StorageError, kvio.BlockExistsError):
             self.tier.barrier(timeout=SOON_S)
 
     @rule(pages=st.integers(0, 12))

@@ -17,6 +17,7 @@ def whole(root: Path) -> None:
     with kvio.open_store("hybrid", root=root, durability="durable", timeout=5.0) as store:
         assert_type(store, kvio.Store)
         receipt = store.write_block("key", b"bytes", if_exists="replace")
+        assert_type(store.write_file("key", "path", move=True), kvio.Receipt)
         assert_type(receipt, kvio.Receipt)
         assert_type(receipt.checksum, int | None)
         assert_type(receipt.level >= kvio.Level.VISIBLE, bool)
@@ -48,8 +49,18 @@ async def awaited(store: kvio.Store) -> None:
     async with kvio.AsyncStore(store) as waiting:
         assert_type(waiting, kvio.AsyncStore)
         assert_type(await waiting.write_block("key", b"bytes"), kvio.Receipt)
+        assert_type(await waiting.write_file("key", "path", move=True), kvio.Receipt)
         assert_type(await waiting.read_block_into("key", bytearray(5)), int)
         assert_type([key async for key in waiting.list_keys()], list[str])
+
+
+async def awaited_tier(tier: kvio.StagingTier) -> None:
+    """The awaited verbs of a tier have its receipts, which can be awaited in turn."""
+    async with kvio.AsyncStore(tier) as waiting:
+        receipt = await waiting.write_block("key", b"bytes")
+        assert_type(receipt, kvio.StagedReceipt)
+        assert_type(await receipt, kvio.Receipt)
+        assert_type(waiting.stats(), kvio.TierStats)
 
 
 def errors(store: kvio.Store) -> str | None:

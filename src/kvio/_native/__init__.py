@@ -28,6 +28,9 @@ lib.kvio_add_functions()
 run_one: Final[Any] = _core.run_one
 #: Reads one whole block through the page cache, from the arguments of a store; see python.c.
 read_fast: Final[Any] = _core.read_fast
+#: The length of one flat buffer, and a copy that keeps other threads waiting; see python.c.
+flat_nbytes: Final[Any] = _core.flat_nbytes
+copy_small: Final[Any] = _core.copy_small
 
 #: No descriptor is left: in the process, or in the system.
 EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)
@@ -45,7 +48,7 @@ SITES: Final = (
     "", "open a temporary file", "open the block", "open the directory", "make the directory",
     "fstat", "fchmod", "fallocate", "write", "read", "fdatasync", "start writeback", "link",
     "rename", "unlink", "fsync the directory", "close", "cachestat", "fcntl", "truncate",
-    "get random bytes", "check that the directory exists", "set the group",
+    "get random bytes", "check that the directory exists", "set the group", "clone",
 )  # fmt: skip
 
 CORRUPTIONS: Final = (
@@ -247,6 +250,11 @@ def _cached_pages(fd: int, nbytes: int, offset: int = 0) -> tuple[int, int] | No
 def drop_cache(fd: int) -> None:
     """Write a file's dirty pages and forget its clean ones."""
     check(lib.kvio_drop_cache(fd))
+
+
+def keep_freed_memory(nbytes: int) -> None:
+    """Keep at most so many bytes of freed page-aligned memory."""
+    lib.kvio_pool_keep(nbytes)
 
 
 class Memory:

@@ -15,6 +15,7 @@ SOURCES = (
     "directory.c",
     "dirs.c",
     "existing.c",
+    "file.c",
     "look.c",
     "numa.c",
     "parts.c",

@@ -28,7 +28,8 @@
 #define KVIO_SITE_RANDOM 20
 #define KVIO_SITE_ALIVE 21
 #define KVIO_SITE_FCHOWN 22
-#define KVIO_SITES 23
+#define KVIO_SITE_CLONE 23
+#define KVIO_SITES 24
 
 /* kvio_call.group: files and directories keep the group that the system gives them. */
 #define KVIO_NO_GROUP 4294967295
@@ -64,7 +65,7 @@
 
 /* kvio_op.flags.  RANGE: read a part of a block.  SCRUB: check a block and return no bytes.
  * STREAM: the bytes come piece by piece and cannot be written again; nbytes may be 0 until
- * the last piece.  Answers: HAS_CHECKSUM: the trailer has a checksum of the payload.
+ * the last piece.  CLONE: the temporary is read as well as written.  Answers: HAS_CHECKSUM: the trailer has a checksum of the payload.
  * REPLACED: the new name replaced an old one.  UNFIT: the existing block was checked and
  * cannot be kept.  EXISTING: this operation reads an existing block for a write.  HANDLER: the
  * handler of a signal raised an exception meanwhile. */
@@ -76,6 +77,7 @@
 #define KVIO_OP_EXISTING 128
 #define KVIO_OP_STREAM 256
 #define KVIO_OP_HANDLER 512
+#define KVIO_OP_CLONE 1024
 
 /* kvio_op.mode */
 #define KVIO_MODE_BUFFERED 0
@@ -182,6 +184,18 @@ typedef struct {
 	int32_t spare_files;		/* most files that durable windows of the process open */
 } kvio_call;
 
+/* A file whose bytes become a block: its descriptor, its directory and name there, and its
+ * length.  moves: the file itself becomes the block, and loses its name; fd is open for reading
+ * and writing.  Else fd is open for reading.  sealed: it has got a trailer. */
+typedef struct {
+	int32_t fd;
+	int32_t dirfd;
+	const char *name;
+	uint64_t nbytes;
+	int32_t moves;
+	int32_t sealed;
+} kvio_source;
+
 /* One block to write, read or look up: the request, then the answer.  A negative dirfd is
  * the -errno of opening the directory.  dir: the kept directory of dirfd; NULL: the caller
  * closes dirfd. */
@@ -210,6 +224,7 @@ typedef struct {
 	uint64_t inode;
 	int64_t mtime_ns;
 	char temp[KVIO_TEMP_NAME];
+	kvio_source *source;	/* the file to be renamed, until it is; NULL: the temporary */
 } kvio_op;
 
 /* The answers of a directory's file system to a probe. */
@@ -338,6 +353,10 @@ int kvio_read_range(kvio_call *call, const kvio_op *op, uint64_t start,
 		    uint64_t nbytes, uint32_t *crc);
 int kvio_read_end(kvio_call *call, kvio_op *op);
 
+/* One block from a file, by a rename or a clone.  -EXDEV: neither is possible, and the file is
+ * as it was; whatever else fails, the file is as it was or the block has its name. */
+int kvio_write_file(kvio_call *call, kvio_op *op, kvio_source *source);
+
 /* Directories.  Paths are relative, of checked components; links are never followed. */
 int kvio_open_dir(kvio_call *call, int rootfd, const char *path, int create);
 /* The file handle of a directory, which a new directory of the same name does not have;
@@ -350,13 +369,15 @@ int kvio_fs_magic(int fd, uint64_t *magic);
 int kvio_cached_pages(int fd, uint64_t offset, uint64_t nbytes, uint64_t *resident,
 		      uint64_t *dirty);
 int kvio_drop_cache(int fd);
+void kvio_forget_read(kvio_recent *recent, uint64_t inode, int64_t mtime_ns);
 
 /* Memory. */
 void *kvio_alloc(size_t nbytes, size_t align);
 void kvio_free(void *base);
-/* Page-aligned memory of blocks: what is freed is kept, KVIO_POOL_BYTES at most, and taken
- * again, on the NUMA node where it was freed.  align: 4096. */
+/* Page-aligned memory of blocks: what is freed is kept, KVIO_POOL_BYTES at most or what
+ * kvio_pool_keep says, and taken again, on the NUMA node where it was freed.  align: 4096. */
 #define KVIO_POOL_BYTES 67108864
+void kvio_pool_keep(size_t nbytes);
 void *kvio_pool_alloc(size_t nbytes, size_t align);
 void kvio_pool_free(void *base);
 

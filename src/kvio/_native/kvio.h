@@ -56,7 +56,11 @@ int kvio_temp_open(kvio_call *call, kvio_op *op);
 int kvio_temp_publish(kvio_call *call, kvio_op *op);
 void kvio_temp_drop(kvio_call *call, kvio_op *op);
 void kvio_drop_replaced(kvio_call *call, kvio_op *op);
+int kvio_own_mode(kvio_call *call, kvio_op *op);
 int kvio_sync_dir(kvio_call *call, kvio_op *op);
+
+/* write.c */
+int kvio_begin_unless_kept(kvio_call *call, kvio_op *op);
 
 /* read.c */
 int kvio_open_block(kvio_call *call, kvio_op *op);

@@ -16,9 +16,9 @@
 #define MOST_ENTRIES 64
 
 #ifdef __SANITIZE_ADDRESS__
-#define KEPT_BYTES 0	/* so that a use after free is noticed */
+#define IS_POOLED 0	/* so that a use after free is noticed */
 #else
-#define KEPT_BYTES KVIO_POOL_BYTES
+#define IS_POOLED 1
 #endif
 
 struct entry {
@@ -30,7 +30,15 @@ struct entry {
 /* A child that is forked while the lock is held never gets it, and keeps nothing. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct entry kept[MOST_ENTRIES];	/* the oldest first */
-static size_t entries, kept_bytes;
+static size_t entries, kept_bytes, limit_bytes = KVIO_POOL_BYTES;
+
+/* One block may take half of what is kept. */
+static size_t most_bytes(void)
+{
+	size_t half = __atomic_load_n(&limit_bytes, __ATOMIC_RELAXED) / 2;
+
+	return half > MOST_BYTES ? half : MOST_BYTES;
+}
 
 static unsigned this_node(void)
 {
@@ -56,7 +64,7 @@ static void *take(size_t nbytes)
 	void *base = NULL;
 	unsigned node;
 
-	if (nbytes < LEAST_BYTES || nbytes > MOST_BYTES)
+	if (nbytes < LEAST_BYTES || nbytes > most_bytes())
 		return NULL;
 	node = this_node();
 	if (pthread_mutex_trylock(&lock))
@@ -92,15 +100,25 @@ void *kvio_pool_alloc(size_t nbytes, size_t align)
 
 void kvio_pool_free(void *base)
 {
-	size_t nbytes = malloc_usable_size(base);
+	size_t nbytes = malloc_usable_size(base), most = most_bytes();
+	size_t limit = __atomic_load_n(&limit_bytes, __ATOMIC_RELAXED);
 
-	if (nbytes < LEAST_BYTES || nbytes > MOST_BYTES + MOST_BYTES / 4 || nbytes > KEPT_BYTES ||
+	if (!IS_POOLED || nbytes < LEAST_BYTES || nbytes > most + most / 4 || nbytes > limit ||
 	    pthread_mutex_trylock(&lock)) {
 		kvio_free(base);
 		return;
 	}
-	shrink(KEPT_BYTES - nbytes, MOST_ENTRIES - 1);
+	shrink(limit - nbytes, MOST_ENTRIES - 1);
 	kept[entries++] = (struct entry){ base, nbytes, this_node() };
 	kept_bytes += nbytes;
+	pthread_mutex_unlock(&lock);
+}
+
+void kvio_pool_keep(size_t nbytes)
+{
+	__atomic_store_n(&limit_bytes, nbytes, __ATOMIC_RELAXED);
+	if (pthread_mutex_trylock(&lock))
+		return;	/* the next memory that is freed shrinks it */
+	shrink(nbytes, MOST_ENTRIES);
 	pthread_mutex_unlock(&lock);
 }

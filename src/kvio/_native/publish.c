@@ -13,11 +13,37 @@
  *  5. close, checked: NFS reports ENOSPC and EDQUOT as late as here, so a named
  *     temporary is closed before it is renamed.
  *
+ * A file of the caller's that becomes a block (file.c) is what a named temporary is here, in
+ * a directory of its own.
+ *
  * Links: AT_EMPTY_PATH needs no privilege since Linux 6.10; before, it is
  * ENOENT, and /proc/self/fd/N with AT_SYMLINK_FOLLOW is used instead
  * (open(2), "O_TMPFILE").  Both are used on descriptors of this process only.
  */
 #include "sys.h"
+
+/* The name from which a file is renamed: that of a file of the caller's, which is in another
+ * directory, or of a temporary. */
+static int has_name(const kvio_op *op)
+{
+	return op->source || op->temp[0];
+}
+
+static int old_dir(const kvio_op *op)
+{
+	return op->source ? op->source->dirfd : op->dirfd;
+}
+
+static const char *old_name(const kvio_op *op)
+{
+	return op->source ? op->source->name : op->temp;
+}
+
+static void lost_name(kvio_op *op)
+{
+	op->source = NULL;
+	op->temp[0] = 0;
+}
 
 /* In a removed directory calls fail with ENOENT, or with EPERM where they make an inode
  * (ext4_new_inode of Linux 6.18); both become -ESTALE. */
@@ -62,6 +88,11 @@ static mode_t first_mode(const kvio_call *call)
 	return call->group == KVIO_NO_GROUP ? call->file_mode : 0600;
 }
 
+static int access_of(const kvio_op *op)
+{
+	return op->flags & KVIO_OP_CLONE ? O_RDWR : O_WRONLY;
+}
+
 /* ENOENT counts only the second time: another thread may have replaced a removed directory
  * under this descriptor meanwhile. */
 static int open_anonymous(kvio_call *call, kvio_op *op, int flags)
@@ -71,7 +102,7 @@ static int open_anonymous(kvio_call *call, kvio_op *op, int flags)
 	op->temp[0] = 0;
 	for (int tries = 0; tries < 2 && r == -ENOENT; tries++) {
 		r = sys_openat(call->fault, KVIO_SITE_OPEN_TEMP, op->dirfd, ".",
-			       O_TMPFILE | O_WRONLY | flags, first_mode(call));
+			       O_TMPFILE | access_of(op) | flags, first_mode(call));
 		r = stale_or(call, op, r);
 	}
 	if (r < 0 && no_tmpfile_here(r))
@@ -86,7 +117,8 @@ static int open_named(kvio_call *call, kvio_op *op, int flags)
 	if (r < 0)
 		return r;
 	r = sys_openat(call->fault, KVIO_SITE_OPEN_TEMP, op->dirfd, op->temp,
-		       O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | flags, first_mode(call));
+		       O_CREAT | O_EXCL | O_NOFOLLOW | access_of(op) | flags,
+		       first_mode(call));
 	if (r < 0)
 		op->temp[0] = 0;
 	return r;
@@ -95,7 +127,7 @@ static int open_named(kvio_call *call, kvio_op *op, int flags)
 /* Set the mode and group of a temporary to those of a block.  The umask may have removed
  * bits; it never adds any.  If it removed none from the first file of a call, it does not
  * from the others. */
-static int own_mode(kvio_call *call, kvio_op *op)
+int kvio_own_mode(kvio_call *call, kvio_op *op)
 {
 	struct stat st;
 	int r;
@@ -130,7 +162,7 @@ int kvio_temp_open(kvio_call *call, kvio_op *op)
 	if (r < 0)
 		return kvio_failed(op, KVIO_SITE_OPEN_TEMP, stale_or(call, op, r));
 	op->fd = r;
-	r = own_mode(call, op);
+	r = kvio_own_mode(call, op);
 	if (r < 0)
 		kvio_temp_drop(call, op);
 	return r;
@@ -180,27 +212,31 @@ static int linked_after_all(kvio_call *call, const kvio_op *op)
 {
 	struct stat ours, theirs;
 
-	return !sys_fstatat(call->fault, op->dirfd, op->temp, &ours) &&
+	return !sys_fstatat(call->fault, old_dir(op), old_name(op), &ours) &&
 	       !sys_fstatat(call->fault, op->dirfd, op->name, &theirs) &&
 	       ours.st_ino == theirs.st_ino && ours.st_dev == theirs.st_dev;
 }
 
-/* Rename a named temporary; never replaces an existing name. */
-static int name_temporary(kvio_call *call, kvio_op *op)
+/* Rename a file that has a name; never replaces an existing name. */
+static int rename_new(kvio_call *call, kvio_op *op)
 {
-	int r = sys_renameat2(call->fault, op->dirfd, op->temp, op->name, RENAME_NOREPLACE);
+	int r = sys_renameat2(call->fault, old_dir(op), old_name(op), op->dirfd, op->name,
+			      RENAME_NOREPLACE), removed;
 
 	if (r != -EINVAL && r != -ENOSYS) {
 		if (!r)
-			op->temp[0] = 0;
+			lost_name(op);
 		return r;
 	}
-	r = sys_linkat(call->fault, op->dirfd, op->temp, op->dirfd, op->name, 0);
+	r = sys_linkat(call->fault, old_dir(op), old_name(op), op->dirfd, op->name, 0);
 	if (r == -EEXIST && linked_after_all(call, op))
 		r = 0;
 	if (!r) {
-		kvio_remove(call->fault, op->dirfd, op->temp);
-		op->temp[0] = 0;
+		removed = kvio_remove(call->fault, old_dir(op), old_name(op));
+		/* With two names the caller could still write to the block. */
+		if (op->source && removed < 0 && removed != -ENOENT)
+			r = removed == -EOPNOTSUPP ? -EIO : removed;	/* it is published */
+		lost_name(op);
 	}
 	return r;
 }
@@ -216,6 +252,7 @@ static int name_temporary(kvio_call *call, kvio_op *op)
 static int replace_keeping_old(kvio_call *call, kvio_op *op)
 {
 	char written[KVIO_TEMP_NAME];
+	const char *from = op->source ? op->source->name : written;
 	int r;
 
 	memcpy(written, op->temp, sizeof(written));
@@ -223,9 +260,11 @@ static int replace_keeping_old(kvio_call *call, kvio_op *op)
 	if (!r)
 		r = sys_linkat(call->fault, op->dirfd, op->name, op->dirfd, op->temp, 0);
 	if (!r) {
-		r = sys_renameat2(call->fault, op->dirfd, written, op->name, 0);
-		if (!r)
+		r = sys_renameat2(call->fault, old_dir(op), from, op->dirfd, op->name, 0);
+		if (!r) {
+			op->source = NULL;
 			return 0;
+		}
 		kvio_remove(call->fault, op->dirfd, op->temp);
 	}
 	memcpy(op->temp, written, sizeof(written));
@@ -243,7 +282,7 @@ static int replace(kvio_call *call, kvio_op *op)
 {
 	int keeps_old = call->flags & KVIO_DURABLE && call->flags & KVIO_UNJOURNALED, r;
 
-	if (!op->temp[0]) {
+	if (!has_name(op)) {
 		r = make_temp_name(call, op);
 		if (r < 0)
 			return r;
@@ -261,10 +300,10 @@ static int replace(kvio_call *call, kvio_op *op)
 	/* There is no old block, or it cannot be linked (FAT; another user's file with
 	 * fs.protected_hardlinks): then a power cut may lose the old one with the new one. */
 	if (r == -ENOENT || r == -EPERM || r == -EOPNOTSUPP || r == -EMLINK)
-		r = sys_renameat2(call->fault, op->dirfd, op->temp, op->name, 0);
+		r = sys_renameat2(call->fault, old_dir(op), old_name(op), op->dirfd, op->name, 0);
 	if (r < 0)
 		return kvio_failed(op, KVIO_SITE_RENAME, r);
-	op->temp[0] = 0;
+	lost_name(op);
 	op->flags |= KVIO_OP_REPLACED;
 	return 0;
 }
@@ -273,7 +312,7 @@ static int close_named_first(kvio_call *call, kvio_op *op)
 {
 	int r;
 
-	if (!op->temp[0] || op->fd < 0)
+	if (!has_name(op) || op->fd < 0)
 		return 0;
 	r = sys_close(call->fault, op->fd);
 	op->fd = -1;
@@ -288,9 +327,9 @@ int kvio_temp_publish(kvio_call *call, kvio_op *op)
 
 	if (r < 0)
 		return r;
-	if (op->temp[0] && call->if_exists == KVIO_REPLACE)
+	if (has_name(op) && call->if_exists == KVIO_REPLACE)
 		return replace(call, op);
-	r = op->temp[0] ? name_temporary(call, op) : link_anonymous(call, op, op->name);
+	r = has_name(op) ? rename_new(call, op) : link_anonymous(call, op, op->name);
 	if (r != -EEXIST)
 		return r < 0 ? kvio_failed(op, KVIO_SITE_LINK, r) : 0;
 	if (call->if_exists == KVIO_ERROR)

@@ -101,14 +101,25 @@ static int is_key(const char *name, Py_ssize_t length)
 	return least == LATER && length <= MAX_KEY;
 }
 
+/* The name of a valid key; NULL without an error: it is another object. */
+static const char *get_key(PyObject *object)
+{
+	Py_ssize_t length;
+	const char *key = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &length) : NULL;
+
+	if (!key)
+		PyErr_Clear();		/* it may have lone surrogates */
+	return key && is_key(key, length) ? key : NULL;
+}
+
 /* View a buffer of native numbers as bytes; 0: it is another object. */
-static int get_numbers(PyObject *object, Py_buffer *view)
+static int get_numbers(PyObject *object, Py_buffer *view, int writable)
 {
 	static const char kinds[] = "cb?hHiIlLqQnNefdg";	/* as kvio.core.buffers */
 
 	if (!PyObject_CheckBuffer(object))
 		return 0;
-	if (PyObject_GetBuffer(object, view, PyBUF_WRITABLE | PyBUF_ND | PyBUF_FORMAT) < 0) {
+	if (PyObject_GetBuffer(object, view, writable | PyBUF_ND | PyBUF_FORMAT) < 0) {
 		PyErr_Clear();
 		return 0;
 	}
@@ -144,12 +155,8 @@ static PyObject *read_fast(PyObject *self, PyObject *const *args, Py_ssize_t nar
 	fast = PyLong_AsVoidPtr(args[0]);
 	if (!fast)
 		return NULL;
-	if (!PyUnicode_Check(args[2]))
-		Py_RETURN_NONE;
-	key = PyUnicode_AsUTF8AndSize(args[2], &length);
-	if (!key)
-		PyErr_Clear();		/* it has lone surrogates */
-	if (!key || !is_key(key, length) || !get_numbers(args[3], &view))
+	key = get_key(args[2]);
+	if (!key || !get_numbers(args[3], &view, PyBUF_WRITABLE))
 		Py_RETURN_NONE;
 	/* Counted before the check: who closes does both in the other order. */
 	__atomic_fetch_add(&fast->busy, 1, __ATOMIC_SEQ_CST);
@@ -180,11 +187,76 @@ static PyObject *read_fast(PyObject *self, PyObject *const *args, Py_ssize_t nar
 	return result;
 }
 
+PyDoc_STRVAR(flat_nbytes_doc,
+"flat_nbytes(key, buffer)\n--\n\n"
+"Return the length in bytes of one flat buffer of numbers; None: it is something else, or key\n"
+"is not valid.");
+
+static PyObject *flat_nbytes(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+	Py_ssize_t length;
+	Py_buffer view;
+
+	(void)self;
+	if (nargs != 2) {
+		PyErr_SetString(PyExc_TypeError, "flat_nbytes takes 2 arguments");
+		return NULL;
+	}
+	if (!get_key(args[0]) || !get_numbers(args[1], &view, 0))
+		Py_RETURN_NONE;
+	length = view.len;
+	PyBuffer_Release(&view);
+	return PyLong_FromSsize_t(length);
+}
+
+PyDoc_STRVAR(copy_small_doc,
+"copy_small(memory, offset, buffer, checksum)\n--\n\n"
+"Copy a buffer into a larger one, and return its CRC32C, or None where none was asked for. Other\n"
+"threads do not run meanwhile: to give way, and to wait for one's turn again, takes longer than\n"
+"to copy a small block, and much longer while they are busy.");
+
+static PyObject *copy_small(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+	Py_buffer to, from;
+	size_t offset;
+	uint32_t crc = 0;
+	int checksum, fits;
+
+	(void)self;
+	if (nargs != 4) {
+		PyErr_SetString(PyExc_TypeError, "copy_small takes 4 arguments");
+		return NULL;
+	}
+	offset = PyLong_AsSize_t(args[1]);
+	checksum = PyObject_IsTrue(args[3]);
+	if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &to, PyBUF_WRITABLE) < 0)
+		return NULL;
+	if (PyObject_GetBuffer(args[2], &from, PyBUF_ND) < 0) {
+		PyBuffer_Release(&to);
+		return NULL;
+	}
+	fits = offset <= (size_t)to.len && (size_t)from.len <= (size_t)to.len - offset;
+	if (fits)
+		crc = kvio_copy_one((uint8_t *)to.buf + offset, from.buf, (size_t)from.len, 0,
+				    checksum);
+	PyBuffer_Release(&from);
+	PyBuffer_Release(&to);
+	if (!fits) {
+		PyErr_SetString(PyExc_ValueError, "a block that does not fit into the memory");
+		return NULL;
+	}
+	if (checksum)
+		return PyLong_FromUnsignedLong(crc);
+	Py_RETURN_NONE;
+}
+
 int kvio_add_functions(void)
 {
 	static PyMethodDef methods[] = {
 		{ "run_one", (PyCFunction)(void (*)(void))run_one, METH_FASTCALL, run_one_doc },
 		{ "read_fast", (PyCFunction)(void (*)(void))read_fast, METH_FASTCALL, read_fast_doc },
+		{ "flat_nbytes", (PyCFunction)(void (*)(void))flat_nbytes, METH_FASTCALL, flat_nbytes_doc },
+		{ "copy_small", (PyCFunction)(void (*)(void))copy_small, METH_FASTCALL, copy_small_doc },
 		{ NULL, NULL, 0, NULL },
 	};
 	PyGILState_STATE state = PyGILState_Ensure();

@@ -178,14 +178,14 @@ int kvio_file_close(kvio_fault *fault, int fd)
  * caller has open.  Where both are one inode the rename does nothing (rename(2)). */
 int kvio_name_move(kvio_fault *fault, int dirfd, const char *from, const char *to, int replace)
 {
-	int r = sys_renameat2(fault, dirfd, from, to, replace ? 0 : RENAME_NOREPLACE);
+	int r = sys_renameat2(fault, dirfd, from, dirfd, to, replace ? 0 : RENAME_NOREPLACE);
 
 	if (replace || (r != -EINVAL && r != -ENOSYS))
 		return r;
 	r = sys_linkat(fault, dirfd, from, dirfd, to, 0);
 	if (r < 0)
 		return r;
-	r = sys_renameat2(fault, dirfd, from, to, 0);
+	r = sys_renameat2(fault, dirfd, from, dirfd, to, 0);
 	if (r < 0) {
 		kvio_remove(NULL, dirfd, to);
 		return r;
@@ -197,7 +197,7 @@ int kvio_name_move(kvio_fault *fault, int dirfd, const char *from, const char *t
 /* Two files of a directory exchange their names in one step. */
 int kvio_name_exchange(kvio_fault *fault, int dirfd, const char *name, const char *other)
 {
-	return sys_renameat2(fault, dirfd, name, other, RENAME_EXCHANGE);
+	return sys_renameat2(fault, dirfd, name, dirfd, other, RENAME_EXCHANGE);
 }
 
 int kvio_name_remove(kvio_fault *fault, int dirfd, const char *name)

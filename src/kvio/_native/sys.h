@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -30,6 +31,10 @@
 #endif
 #ifndef SYS_fchmodat2
 #define SYS_fchmodat2 452		/* Linux 6.6 */
+#endif
+
+#ifndef FICLONE
+#define FICLONE _IOW(0x94, 9, int)	/* include/uapi/linux/fs.h, which clashes with older libcs */
 #endif
 
 struct kvio_cachestat_range {
@@ -175,10 +180,10 @@ static inline int sys_linkat(kvio_fault *fault, int olddir, const char *old, int
 	return KVIO_CALL(fault, KVIO_SITE_LINK, linkat(olddir, old, newdir, name, flags));
 }
 
-static inline int sys_renameat2(kvio_fault *fault, int dirfd, const char *old, const char *name,
-				unsigned int flags)
+static inline int sys_renameat2(kvio_fault *fault, int olddir, const char *old, int newdir,
+				const char *name, unsigned int flags)
 {
-	return KVIO_CALL(fault, KVIO_SITE_RENAME, renameat2(dirfd, old, dirfd, name, flags));
+	return KVIO_CALL(fault, KVIO_SITE_RENAME, renameat2(olddir, old, newdir, name, flags));
 }
 
 static inline int sys_unlinkat(kvio_fault *fault, int dirfd, const char *name)
@@ -189,6 +194,31 @@ static inline int sys_unlinkat(kvio_fault *fault, int dirfd, const char *name)
 static inline int sys_fcntl_setfl(kvio_fault *fault, int fd, int flags)
 {
 	return KVIO_CALL(fault, KVIO_SITE_FCNTL, fcntl(fd, F_SETFL, flags));
+}
+
+/* Does no other open file, or mapping, of this inode write?  A lease for writing is granted
+ * only then (fcntl(2), "Leases"); it is given back at once.  -EAGAIN: one does.  A process that
+ * opens the file in between breaks the lease, and the signal of that must not be SIGIO, which
+ * kills. */
+static inline int sys_sole_writer(kvio_fault *fault, int fd)
+{
+	int r = KVIO_CALL(fault, KVIO_SITE_FCNTL, fcntl(fd, F_SETSIG, SIGURG));
+
+	if (!r)
+		r = KVIO_CALL(fault, KVIO_SITE_FCNTL, fcntl(fd, F_SETLEASE, F_WRLCK));
+	if (!r)
+		r = KVIO_CALL(fault, KVIO_SITE_FCNTL, fcntl(fd, F_SETLEASE, F_UNLCK));
+	return r;
+}
+
+static inline int sys_dup(kvio_fault *fault, int fd)
+{
+	return KVIO_CALL(fault, KVIO_SITE_FCNTL, fcntl(fd, F_DUPFD_CLOEXEC, 3));
+}
+
+static inline int sys_clone_file(kvio_fault *fault, int to, int from)
+{
+	return KVIO_CALL(fault, KVIO_SITE_CLONE, ioctl(to, FICLONE, from));
 }
 
 static inline int sys_cachestat(kvio_fault *fault, int fd, struct kvio_cachestat_range *range,

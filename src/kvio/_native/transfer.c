@@ -9,6 +9,9 @@
  */
 #include "transfer.h"
 
+/* The disk writes the first bytes of a long durable block while the next ones are copied. */
+#define WRITEBACK_BYTES ((uint64_t)8 << 20)
+
 static void advance(struct iovec **iov, int *niov, size_t done)
 {
 	while (*niov && done >= (*iov)->iov_len) {
@@ -159,7 +162,7 @@ static int write_straight(kvio_call *call, const kvio_op *op, uint64_t start, ui
 {
 	struct kvio_cursor cursor = kvio_cursor_at(op, start - op->offset);
 	uint8_t trailer[KVIO_TRAILER_BYTES], *tail = is_direct(op) ? call->bounce : trailer;
-	uint64_t offset = start, end = start + nbytes;
+	uint64_t offset = start, end = start + nbytes, begun = start;
 	int checksum = !!(call->flags & KVIO_CHECKSUM);
 	size_t chunk = checksum && !is_direct(op) ? KVIO_CHECKSUM_CHUNK : call->chunk_bytes;
 	int r;
@@ -186,6 +189,11 @@ static int write_straight(kvio_call *call, const kvio_op *op, uint64_t start, ui
 		if (r < 0)
 			return r;
 		offset += n;
+		if (offset - begun >= WRITEBACK_BYTES && call->flags & KVIO_DURABLE &&
+		    !is_direct(op) && offset < end) {
+			sys_start_writeback(call->fault, op->fd);
+			begun = offset;
+		}
 	} while (offset < end);
 	return last ? trim(call, op) : 0;
 }

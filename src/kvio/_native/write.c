@@ -271,25 +271,39 @@ int kvio_write_batch(kvio_call *call, kvio_op *ops, size_t nops)
 	return good;
 }
 
-/* 0: go on with ranges; 1: the existing block was kept, and the write has ended. */
-int kvio_write_begin(kvio_call *call, kvio_op *op)
+/* Is the length known?  Only a block of the same length is kept. */
+static int known(const kvio_op *op)
+{
+	return held(op) || op->flags & KVIO_OP_CLONE || op->nbytes;
+}
+
+/* 0: go on; 1: the existing block was kept, and the write has ended. */
+int kvio_begin_unless_kept(kvio_call *call, kvio_op *op)
 {
 	int r = begin(call, op);
-	int known = held(op) || op->nbytes;	/* only a block of the same length is kept */
 
-	if (!r && (call->if_exists == KVIO_ERROR || (call->if_exists == KVIO_KEEP && known)))
+	if (!r && (call->if_exists == KVIO_ERROR || (call->if_exists == KVIO_KEEP && known(op))))
 		r = check_existing(call, op);
 	if (!r && op->existed && call->flags & KVIO_DURABLE)
 		r = kvio_sync_dir(call, op);
-	if (!r && op->existed)
-		return 1;
-	if (!r)
-		r = kvio_temp_open(call, op);
+	if (r < 0)
+		return op->status = r;
+	return (int)op->existed;
+}
+
+/* 0: go on with ranges; 1: the existing block was kept, and the write has ended. */
+int kvio_write_begin(kvio_call *call, kvio_op *op)
+{
+	int r = kvio_begin_unless_kept(call, op);
+
+	if (r)
+		return r;
+	r = kvio_temp_open(call, op);
 	if (r < 0)
 		return op->status = r;
 	/* ext4 runs direct writers of one file concurrently only where its blocks are
 	 * allocated; without fallocate the writes may be serial. */
-	r = known ? sys_fallocate(call->fault, op->fd, op->nbytes) : 0;
+	r = known(op) ? sys_fallocate(call->fault, op->fd, op->nbytes) : 0;
 	if (r < 0 && r != -EOPNOTSUPP && r != -ENOSYS) {
 		op->site = KVIO_SITE_FALLOCATE;
 		fail(call, op, r);

@@ -84,6 +84,14 @@ def put(
             "_=2Eprofile; get --prefix --escape restores them.",
         ),
     ] = False,
+    move: Annotated[
+        bool,
+        typer.Option(
+            "--move",
+            help="Take FILE: it is gone when it is stored, by a rename where FILE is on the file "
+            "system of a store of files. No other process may have it open.",
+        ),
+    ] = False,
     create: CreateOption = False,
 ) -> None:
     """Store a file as a block.
@@ -92,11 +100,18 @@ def put(
     Prints the receipt: length, level (visible: every reader sees the block; durable: it
     survives a power loss), I/O mode and the reason for it, and checksum.
     """
+    if move and (recursive or file == "-"):
+        raise typer.BadParameter("--move takes one FILE")
     if recursive:
         put_many(store, key, file, if_exists.value, create=create, escaped=escape)
         return
     if escape:
         raise typer.BadParameter("--escape needs -r")
+    if move:
+        with open_store(store, create=create) as opened:
+            receipt = opened.write_file(key, file, move=True, if_exists=if_exists.value)
+        print_line(receipt_line(receipt))
+        return
     with _input(file) as source, open_store(store, create=create) as opened:
         receipt = put_file(opened, key, source, if_exists.value, shown=True)
     print_line(receipt_line(receipt))

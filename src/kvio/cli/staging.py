@@ -19,7 +19,7 @@ from kvio.cli.output import (
 )
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.daemon.sockets import name_of
-from kvio.staging.options import TierOptions
+from kvio.staging.options import TierOptions, default_drain_threads
 from kvio.url import parse_size
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -53,9 +53,7 @@ def stage_daemon(
     ] = "8GiB",
     drain_threads: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Concurrent writes; default: the store's I/O threads."
-        ),
+        typer.Option(min=1, metavar="N", help="Concurrent writes; default: one per processor."),
     ] = None,
     drain_from: Annotated[
         DrainFrom,
@@ -101,7 +99,9 @@ def stage_daemon(
     try:
         with open_store(store, create=create) as opened:
             options = TierOptions(
-                drain_threads=opened.io_threads if drain_threads is None else drain_threads,
+                drain_threads=default_drain_threads(opened)
+                if drain_threads is None
+                else drain_threads,
                 high_water=high_water,
                 low_water=low_water,
                 drain_from=drain_from.value,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
+from kvio.abc import BlockStore, WriteResult
 from kvio.core import batches, threads
 from kvio.core.buffers import Data
 from kvio.core.calls import Calls, Pending
 from kvio.core.store import Store
-from kvio.errors import TransientStorageError
+from kvio.errors import TransientStorageError, UnsupportedError
 from kvio.types import (
     BlockResult,
     BlockStat,
@@ -27,29 +30,103 @@ from kvio.types import (
 
 if TYPE_CHECKING:
     import asyncio
+    from concurrent.futures import Future
+
+    from typing_extensions import TypeVar as Defaulted  # the checker's own: it is not installed
+
+    #: The receipts, the results of batches and the counts of a store; `kvio.Store` has these.
+    ReceiptT = Defaulted("ReceiptT", default=Receipt)
+    ResultT = Defaulted("ResultT", bound=WriteResult, default=BlockResult)
+    StatsT_co = Defaulted("StatsT_co", default=StoreStats, covariant=True)
+else:
+    ReceiptT, ResultT, StatsT_co = (
+        TypeVar("ReceiptT"),
+        TypeVar("ResultT"),
+        TypeVar("StatsT_co", covariant=True),
+    )
 
 P = ParamSpec("P")
 T = TypeVar("T")
+W = TypeVar("W", bound=WriteResult)
 _LIST_CHUNK = 256
 
 
-class AsyncStore:
-    """A store for asyncio; the event loop never waits for storage.
+class Queueing(BlockStore, Protocol[ReceiptT, ResultT, StatsT_co]):
+    """What `AsyncStore` needs of a store or a staging tier: calls that can be queued."""
 
-    Each method does what that of `Store` with the same name does. Cancelling a task cancels its
+    _calls: Calls
+
+    @property
+    def _if_exists(self) -> IfExists:
+        """The default of writes."""
+
+    def submit_write(  # noqa: D102
+        self, key: str, data: Data, *, if_exists: IfExists = ..., timeout: float | None = None
+    ) -> Future[ReceiptT]: ...
+    def stats(self) -> StatsT_co: ...  # noqa: D102
+    def list_keys(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[str]: ...  # noqa: D102
+    def _pending_write(self, key: str, data: Data, if_exists: IfExists) -> Pending: ...
+    def _pending_read(
+        self, key: str, out: Data, offset: int, nbytes: int | None, timeout: float | None
+    ) -> Pending: ...
+    def _write_batch(
+        self,
+        items: Iterable[tuple[str, Data]],
+        if_exists: IfExists,
+        timeout: float | None,
+        cancel: Cancellation,
+    ) -> list[ResultT]: ...
+    def _read_batch(
+        self, items: Iterable[tuple[str, Data]], timeout: float | None, cancel: Cancellation
+    ) -> list[BlockResult]: ...
+
+
+class AsyncStore(Generic[ReceiptT, ResultT, StatsT_co]):
+    """A store or a staging tier for asyncio; the event loop never waits for storage.
+
+    Each method does what that of `Store`, or of `StagingTier`, with the same name does, and
+    *if_exists* has its default: a write to a tier ends when it is accepted, and its receipt can be
+    awaited. Cancelling a task cancels its
     call: a write that is not published by then never is. The task ends when its memory may be
     reused: a batch ends early, with a note of its results (see `Store.write_blocks`), and a read
     without a timeout that has begun is waited for. Leaving ``async with`` closes the store.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Queueing[ReceiptT, ResultT, StatsT_co]) -> None:
         self._store = store
 
     async def write_block(
-        self, key: str, data: Data, *, if_exists: IfExists = "keep", timeout: float | None = None
-    ) -> Receipt:
+        self,
+        key: str,
+        data: Data,
+        *,
+        if_exists: IfExists | None = None,
+        timeout: float | None = None,
+    ) -> ReceiptT:
         """Store *data* under a key; it must not change until this returns."""
-        pending = self._store._pending_write(key, data, if_exists)  # noqa: SLF001  # same package
+        chosen = self._store._if_exists if if_exists is None else if_exists  # noqa: SLF001
+        pending = self._store._pending_write(key, data, chosen)  # noqa: SLF001  # same package
+        receipt: ReceiptT = await self._outcome_of(pending, timeout)
+        return receipt
+
+    async def write_file(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        move: bool = False,
+        if_exists: IfExists = "keep",
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Store the bytes of a file under a key; with *move* the store takes the file.
+
+        Raises:
+            UnsupportedError: this is a staging tier, which stores no files: its store does.
+        """
+        store: object = self._store
+        if not isinstance(store, Store):
+            raise UnsupportedError("a staging tier stores no files; write them to its store")
+        pending = store._pending_file(key, path, move=move, if_exists=if_exists)  # noqa: SLF001
         receipt: Receipt = await self._outcome_of(pending, timeout)
         return receipt
 
@@ -79,12 +156,13 @@ class AsyncStore:
         self,
         items: Iterable[tuple[str, Data]],
         *,
-        if_exists: IfExists = "keep",
+        if_exists: IfExists | None = None,
         timeout: float | None = None,
-    ) -> list[BlockResult]:
+    ) -> list[ResultT]:
         """Write (key, data) pairs; return one result per block, in order."""
         cancel = Cancellation()
-        write = partial(self._store._write_batch, items, if_exists, timeout, cancel)  # noqa: SLF001
+        chosen = self._store._if_exists if if_exists is None else if_exists  # noqa: SLF001
+        write = partial(self._store._write_batch, items, chosen, timeout, cancel)  # noqa: SLF001
         return await _batch(write, cancel, "stored")
 
     async def read_blocks_into(
@@ -121,6 +199,16 @@ class AsyncStore:
         """Remove blocks; return one result per block, in order."""
         return await _in_thread(self._store.delete_blocks, keys, timeout=timeout)
 
+    async def drop_cache(
+        self, keys: Iterable[str], *, timeout: float | None = None
+    ) -> list[BlockResult]:
+        """Drop blocks from the page cache; return one result per block, in order."""
+        return await _in_thread(self._store.drop_cache, keys, timeout=timeout)
+
+    async def path_of(self, key: str, *, timeout: float | None = None) -> Path:
+        """Return the path of the file that has a block."""
+        return await _in_thread(self._store.path_of, key, timeout=timeout)
+
     async def list_keys(
         self, prefix: str = "", *, timeout: float | None = None
     ) -> AsyncIterator[str]:
@@ -143,7 +231,7 @@ class AsyncStore:
         """The promises of the store."""
         return self._store.capabilities
 
-    def stats(self) -> StoreStats:
+    def stats(self) -> StatsT_co:
         """Return the counts since the store was opened."""
         return self._store.stats()
 
@@ -198,9 +286,7 @@ async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     return await _start(partial(call, *args, **kwargs))
 
 
-async def _batch(
-    run: Callable[[], list[BlockResult]], cancel: Cancellation, done: str
-) -> list[BlockResult]:
+async def _batch(run: Callable[[], list[W]], cancel: Cancellation, done: str) -> list[W]:
     """Run a batch; if the task is cancelled, end it early and wait until it has ended."""
     import asyncio
 

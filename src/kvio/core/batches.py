@@ -9,7 +9,7 @@ from functools import partial
 from itertools import accumulate, repeat, zip_longest
 from typing import Final, TypeAlias
 
-from kvio.abc import Backend
+from kvio.abc import Backend, WriteResult
 from kvio.core import buffers, threads
 from kvio.core.buffers import Data
 from kvio.core.calls import Calls, Pending
@@ -177,7 +177,7 @@ def delete(
     )  # fmt: skip
 
 
-def note(error: BaseException, results: list[BlockResult], done: str) -> None:
+def note(error: BaseException, results: Sequence[WriteResult], done: str) -> None:
     """Attach the results of a batch to the exception that ended it early."""
     count = sum(result.ok for result in results)
     error.add_note(

@@ -93,6 +93,9 @@ def dropped(
 
     It is closed on another thread, unless *at_once*: a finaliser may run wherever memory is
     allocated, and this thread may hold a lock that closing needs.
+
+    It is None when the interpreter has cleared this module at its end, and some object that
+    outlives modules, as torch has, still held *one*: the system closes everything then.
     """
     try:
         if warns:

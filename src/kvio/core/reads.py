@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from kvio.abc import Backend
 from kvio.core import buffers
@@ -45,8 +45,23 @@ def check_range(offset: int, nbytes: int | None) -> None:
         raise BlockSizeError(f"offset={offset} and nbytes={nbytes} must not be negative")
 
 
+class ReadsInto(Protocol):
+    """What reads a block into memory: a backend, or a tier in front of one."""
+
+    def read_block_into(
+        self,
+        key: str,
+        parts: list[memoryview],
+        *,
+        offset: int,
+        nbytes: int | None,
+        cancel: Cancellation | None,
+    ) -> int:
+        """Fill the parts from a block and return the count."""
+
+
 def into(
-    backend: Backend,
+    backend: ReadsInto,
     key: str,
     parts: list[memoryview],
     offset: int,

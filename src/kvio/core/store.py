@@ -6,8 +6,10 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from kvio.abc import Backend, Source
 from kvio.core import batches, buffers, lifetime, reads, streams
@@ -66,6 +68,8 @@ class Store:
     already.
     """
 
+    _if_exists: Final[IfExists] = "keep"
+
     def __init__(self, url: StoreURL, settings: Settings) -> None:
         self._url = url
         self._settings = settings
@@ -94,7 +98,7 @@ class Store:
     def __del__(self) -> None:
         """Warn that it was not closed, and close it when submitted work has ended."""
         calls: Calls | None = getattr(self, "_calls", None)
-        if calls is not None and not calls.closed:
+        if calls is not None and not calls.closed and lifetime.dropped is not None:
             lifetime.dropped(
                 self,
                 f"store {self._url.place}",
@@ -156,6 +160,90 @@ class Store:
                 calls.left()
         self._counters.wrote(receipt)
         return receipt
+
+    def write_file(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        move: bool = False,
+        if_exists: IfExists = "keep",
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Store the bytes of a file under a key, whole or not at all.
+
+        The file must not change meanwhile. A clone is made where the file system can (XFS, btrfs),
+        else a copy, with bounded memory.
+
+        With *move* the store takes the file: when this returns a receipt it is gone from *path*,
+        also where an existing block was kept. Where it can, the file itself becomes the block,
+        with the permissions of one: in a store of files, on the same file system (see
+        `scratch_dir`), if this user owns it and it has one name. Else it is copied, then removed.
+        After an error the file is there as it was, or the block is. The caller vouches that no
+        other process has the file open or opens it; one that has it open for writing is found
+        where the file system has leases (not on NFS and FUSE), and is an error.
+
+        Raises:
+            InvalidKeyError: the key is not valid.
+            BlockExistsError: there is a block already and *if_exists* is ``"error"``.
+            BlockSizeError: the file became shorter.
+            StorageError: the file cannot be read, or is not a regular file (to move: or a symbolic
+                link); the storage failed or the deadline passed, after which the file may be in
+                use until the abandoned call has ended.
+            TransientStorageError: the file is to move, and is open for writing elsewhere.
+        """
+        write = self._file_writer(key, path, move=move, if_exists=if_exists)
+        try:
+            receipt = self._calls.run(write, read=False, timeout=timeout, describe="the write")
+        except MemoryError as exc:
+            raise self._out_of_memory(exc, "writes", key, None) from exc
+        except KvioError as exc:
+            self._counters.failed(exc, "writes")
+            raise
+        self._counters.wrote(receipt)
+        return receipt
+
+    def _file_writer(
+        self, key: str, path: str | os.PathLike[str], *, move: bool, if_exists: IfExists
+    ) -> Callable[[Cancellation | None], Receipt]:
+        """Return the work of `write_file`, after checking its arguments."""
+        check_key(key)
+        check_if_exists(if_exists)
+        text = os.path.abspath(os.fsdecode(path))  # of the caller's working directory, now
+
+        def write(cancel: Cancellation | None) -> Receipt:
+            with streams.opened(text, key, move=move) as source:
+                chosen = self._damaged.choose(self._backend, key, source.nbytes, if_exists, cancel)
+                receipt = streams.write_file(self._backend, key, source, chosen, cancel)
+            self._damaged.forget(key)
+            return receipt
+
+        return write
+
+    def _pending_file(
+        self, key: str, path: str | os.PathLike[str], *, move: bool, if_exists: IfExists
+    ) -> Pending:
+        return Pending(
+            self._file_writer(key, path, move=move, if_exists=if_exists),
+            read=False,
+            describe="the write",
+            key=key,
+            ended=self._counters.write_ended,
+        )
+
+    @contextmanager
+    def scratch_dir(self) -> Iterator[Path]:
+        """Make a directory for files that `write_file` with *move* takes, and yield its path.
+
+        It is made below the root of a store of files, where a move is a rename, and else in TMPDIR
+        or ``/var/tmp``. It and what is left in it are removed at the end; if this process is
+        killed, a sweep of the root does so.
+        """
+        made = self._backend.scratch_dir()
+        if made is None:
+            made = streams.temporary_directory()
+        with made as path:
+            yield path
 
     def read_block_into(
         self,
@@ -570,6 +658,46 @@ class Store:
         results = batches.delete(self._calls, self._backend, keys, timeout)
         self._counters.deleted(len(results))
         return results
+
+    def drop_cache(self, keys: Iterable[str], *, timeout: float | None = None) -> list[BlockResult]:
+        """Drop blocks from the page cache, so that their next reads come from the storage.
+
+        Return one result per block, in order: ``ok``, ``missing``, or the error. Dirty pages are
+        written back first, as `os.fdatasync` does, which makes no block durable that was stored as
+        ``visible``: its name may still be lost. The kernel may keep pages that another process
+        has mapped, and caches below the file system (a disk's, a server's) are not touched.
+
+        Blocks of a backend without a page cache (memory, buckets) are ``ok`` unseen: there is
+        nothing to drop.
+
+        Raises:
+            InvalidKeyError: before anything is dropped.
+        """
+        wanted = list(keys)
+        check_keys(wanted)
+        drop = partial(self._backend.drop_cache, wanted)
+        results = self._calls.run(
+            lambda c: drop(cancel=c), timeout=timeout, describe="dropping the page cache"
+        )
+        if results is None:
+            return [BlockResult(key, BlockStatus.OK) for key in wanted]
+        return results
+
+    def path_of(self, key: str, *, timeout: float | None = None) -> Path:
+        """Return the path of the file that has a block, for programs that look at files.
+
+        It is below the root as this process names it. With ``layout=plain`` the file has the
+        block's bytes alone, else padding and a trailer behind them. Whoever writes to it breaks
+        the block, and a later write of the key puts another file there.
+
+        Raises:
+            BlockNotFoundError: there is no block.
+            UnsupportedError: blocks are not files here (memory, buckets).
+            RootMovedError: the root is no longer where it was opened.
+        """
+        check_key(key)
+        find = partial(self._backend.path_of, key)
+        return Path(self._calls.run(lambda _: find(), timeout=timeout, describe="the lookup"))
 
     def sweep(self, *, older_than_s: float = 86400.0, dry_run: bool = False) -> list[str]:
         """Remove temporaries of dead writers and return their names; *dry_run* removes none.

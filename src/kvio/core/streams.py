@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from kvio import _native
-from kvio.abc import Backend, Source
+from kvio._native import files
+from kvio.abc import Backend, Source, SourceFile
 from kvio.core.buffers import aligned
 from kvio.core.reads import read_fresh
 from kvio.errors import (
@@ -20,7 +24,7 @@ from kvio.errors import (
     TransientStorageError,
     storage_error,
 )
-from kvio.types import IfExists, MiB, Receipt
+from kvio.types import Cancellation, IfExists, Level, MiB, Receipt
 
 #: Blocks up to this length are held in memory and written at once.
 HELD_BYTES: Final = 64 * MiB
@@ -30,7 +34,12 @@ _SPOOL_DIRECTORY: Final = "/var/tmp"  # noqa: S108  # the file there has no name
 
 
 def write(
-    backend: Backend, key: str, source: Source, nbytes: int | None, if_exists: IfExists
+    backend: Backend,
+    key: str,
+    source: Source,
+    nbytes: int | None,
+    if_exists: IfExists,
+    cancel: Cancellation | None = None,
 ) -> Receipt:
     """Store the bytes of a source: *nbytes* of them, or all.
 
@@ -44,10 +53,113 @@ def write(
         source = _Exactly(source, key, got, nbytes)
         source.check(got == len(held))
     if got < HELD_BYTES or got == nbytes:
-        return backend.write_block(key, [held[:got]], if_exists=if_exists)
+        return backend.write_block(key, [held[:got]], if_exists=if_exists, cancel=cancel)
     whole = _Joined(held, source)
-    receipt = backend.write_stream(key, whole, nbytes=nbytes, at_least=got, if_exists=if_exists)
+    receipt = backend.write_stream(
+        key, whole, nbytes=nbytes, at_least=got, if_exists=if_exists, cancel=cancel
+    )
     return _write_spooled(backend, key, whole, if_exists) if receipt is None else receipt
+
+
+def write_file(
+    backend: Backend,
+    key: str,
+    source: SourceFile,
+    if_exists: IfExists,
+    cancel: Cancellation | None = None,
+) -> Receipt:
+    """Store the bytes of a file, without a second copy where the backend can.
+
+    Raises:
+        BlockSizeError: the file became shorter.
+        KvioError: as `Backend.write_block`; a file that was to move is still there.
+    """
+    receipt = backend.write_file(key, source, if_exists=if_exists, cancel=cancel)
+    if receipt is not None:
+        return receipt
+    with open(source.fd, "rb", buffering=0, closefd=False) as file:
+        file.seek(0)
+        if source.nbytes <= HELD_BYTES:
+            receipt = write(backend, key, file.readinto, source.nbytes, if_exists, cancel)
+        else:
+            receipt = _write_long_file(backend, key, source, file.readinto, if_exists, cancel)
+    if source.move:
+        try:
+            files.remove(source.dirfd, source.name)
+            if receipt.level is Level.DURABLE:
+                files.sync_dir(source.dirfd)
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            doing = f"remove file {source.path!r}, which is stored"
+            raise storage_error(exc.errno or errno.EIO, doing, key=key) from exc
+    return receipt
+
+
+def _write_long_file(
+    backend: Backend,
+    key: str,
+    source: SourceFile,
+    readinto: Source,
+    if_exists: IfExists,
+    cancel: Cancellation | None,
+) -> Receipt:
+    """Write a file as a stream, or from a memory map where the backend has no streams."""
+    nbytes = source.nbytes
+    exactly = _Exactly(readinto, key, 0, nbytes)
+    receipt = backend.write_stream(
+        key, exactly, nbytes=nbytes, at_least=nbytes, if_exists=if_exists, cancel=cancel
+    )
+    if receipt is not None:
+        return receipt
+    try:
+        pages = memoryview(mmap.mmap(source.fd, nbytes, access=mmap.ACCESS_READ))
+    except OSError as exc:
+        raise storage_error(exc.errno or errno.EIO, f"map file {source.path!r}", key=key) from exc
+    return backend.write_block(key, [pages], if_exists=if_exists, cancel=cancel)
+
+
+@contextmanager
+def opened(path: str, key: str, *, move: bool) -> Iterator[SourceFile]:
+    """Hold a regular file open to become a block; to move it, it must not be a link.
+
+    Raises:
+        StorageError: it cannot be opened, or is not a regular file.
+    """
+    directory, name = os.path.split(path)
+    fds: list[int] = []
+    movable = move
+    flags = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (os.O_NOFOLLOW if move else 0)
+    try:
+        fds.append(os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        try:
+            fds.append(os.open(name, flags | (os.O_RDWR if move else os.O_RDONLY), dir_fd=fds[0]))
+        except PermissionError:
+            if not move:
+                raise
+            movable = False  # lost: it is copied
+            fds.append(os.open(name, flags | os.O_RDONLY, dir_fd=fds[0]))
+        info = os.fstat(fds[1])
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+    except OSError as exc:
+        for fd in fds:
+            os.close(fd)
+        doing = f"open file {path!r}, which must be a regular file,"
+        raise storage_error(exc.errno or errno.EIO, doing, key=key) from exc
+    try:
+        yield SourceFile(
+            path=path,
+            fd=fds[1],
+            dirfd=fds[0],
+            name=name,
+            nbytes=info.st_size,
+            move=move,
+            movable=movable,
+        )
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 def read(
@@ -162,6 +274,23 @@ def _write_spooled(backend: Backend, key: str, source: Source, if_exists: IfExis
         text = f"block {key!r}: the file in {directory} that held it lost bytes; it is not stored"
         raise StorageError(text, errno=errno.EIO, key=key)
     return receipt
+
+
+@contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """Hold a directory of temporary files, and remove it with what is in it."""
+    import tempfile  # imported late: few programs use it
+
+    directory = os.environ.get("TMPDIR") or _SPOOL_DIRECTORY
+    try:
+        made = tempfile.TemporaryDirectory(
+            prefix="kvio-", dir=directory, ignore_cleanup_errors=True
+        )
+    except OSError as exc:
+        doing = f"make a directory in {directory} (TMPDIR chooses another directory)"
+        raise storage_error(exc.errno or errno.EIO, doing) from exc
+    with made as path:
+        yield Path(path)
 
 
 def _spool(fd: int, source: Source, directory: str, key: str) -> tuple[int, int]:

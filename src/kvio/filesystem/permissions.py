@@ -59,6 +59,18 @@ def group_number(group: str | int | None) -> int | None:
     raise ConfigError(f"there is no group {group!r} on this machine")
 
 
+def umask() -> int:
+    """Return the umask of this process; 0077 where the system does not tell it.
+
+    Read from ``/proc``: `os.umask` would change it for the other threads.
+    """
+    with suppress(OSError, ValueError), open("/proc/self/status", encoding="ascii") as status:
+        for line in status:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o077
+
+
 def missing_directories(path: str) -> list[str]:
     """List the directories of an absolute path that do not exist, the highest first."""
     missing = list[str]()

@@ -221,7 +221,10 @@ def _name_of(magic: int, ground: Ground) -> str:
 
 def is_journaled(dirfd: int) -> bool:
     """Return whether names and inodes reach the disk together; False also where it is unknown."""
-    name = _NAMES.get(_native.fs_magic(dirfd), "")
+    try:
+        name = _NAMES.get(_native.fs_magic(dirfd), "")
+    except OSError:
+        return False
     holder = _ground(dirfd).holder if name == "overlay" else _own_holder(dirfd, name)
     return _is_journaled(holder, has_journal(tree_at("/"), holder))
 

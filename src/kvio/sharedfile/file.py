@@ -203,7 +203,7 @@ class SharedFile:
 
     def __del__(self) -> None:
         """Warn that it was not closed, and close it when its queued writes have ended."""
-        if not getattr(self, "_closed", "not made"):
+        if not getattr(self, "_closed", "not made") and lifetime.dropped is not None:
             lifetime.dropped(self, f"a handle of shared file {self.path!r}", self.close)
 
     @property

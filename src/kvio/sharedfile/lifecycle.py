@@ -208,9 +208,9 @@ def _make_data(
 
 def _check_room(names: Names, nbytes: int) -> None:
     """Refuse a file that cannot fit: allocating it would fill the disk for other processes."""
-    room = os.fstatvfs(names.dirfd)
-    if nbytes > room.f_bavail * room.f_frsize:
-        with typed(names, f"allocate {nbytes} bytes for"):
+    with typed(names, f"allocate {nbytes} bytes for"):
+        room = os.fstatvfs(names.dirfd)
+        if nbytes > room.f_bavail * room.f_frsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -7,14 +7,19 @@ import secrets
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from kvio.errors import BlockNotFoundError, ConfigError
 from kvio.filesystem.io_mode import Hybrid
-from kvio.filesystem.permissions import check_dir_mode, check_file_mode, group_number
+from kvio.filesystem.permissions import (
+    check_dir_mode,
+    check_file_mode,
+    group_number,
+    umask,
+)
 from kvio.filesystem.probe import FileSystem, recall
 from kvio.sharedfile import lifecycle
 from kvio.sharedfile.layout import MAX_ALIGN, Layout, even_sizes, stripe_bytes
@@ -173,19 +178,11 @@ def make_plan(
         index=options.layout == "block",
         replace=options.if_exists == "replace",
         sidecar=options.sidecar,
-        file_mode=_default_mode() if options.file_mode is None else options.file_mode,
+        file_mode=stat.S_IRUSR | 0o444 & ~umask()
+        if options.file_mode is None
+        else options.file_mode,
     )
     return plan, reason
-
-
-def _default_mode() -> int:
-    """Return 0444 less the umask, but always readable by the owner."""
-    umask = 0o077
-    with suppress(OSError, ValueError), open("/proc/self/status", encoding="ascii") as status:
-        for line in status:
-            if line.startswith("Umask:"):
-                umask = int(line.split()[1], 8)
-    return stat.S_IRUSR | 0o444 & ~umask
 
 
 def _choose_mode(

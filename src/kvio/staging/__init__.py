@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvio.core.store import Store
 from kvio.staging.engine import LocalEngine
 from kvio.staging.files import StagedFile, StagedReader
-from kvio.staging.options import DrainFrom, TierOptions, TierStats
+from kvio.staging.options import DrainFrom, TierOptions, TierStats, default_drain_threads
 from kvio.staging.receipts import StagedReceipt
 from kvio.staging.tier import StagingTier
 from kvio.staging.writing import StagedResult, WhenFull
@@ -46,7 +46,7 @@ def stage(
     huge_pages: bool = True,
     numa_node: int | None = None,
     placement: Placement | None = None,
-    populate: bool = False,
+    populate: bool | None = None,
     spool: str | os.PathLike[str] | None = None,
     daemon: str | None = None,
 ) -> StagingTier:
@@ -62,7 +62,8 @@ def stage(
             `StorageFullError` (``raise``), or writes directly to the store (``pass_through``).
         drain_from: ``accept``: drain at once; ``high_water``: only from that fraction on, or when
             a caller waits, so that more overwrites are absorbed.
-        drain_threads: number of concurrent writes to the store; default: its I/O threads.
+        drain_threads: number of concurrent writes to the store; default: one per processor, at most
+            the store's I/O threads, and all of these where it sends a request per block.
         drain_nice: nice value of these threads (0 to 19), so that writers and the rest of the
             program run first.
         retries: how often a failed drain is retried before its write has failed for good.
@@ -73,7 +74,8 @@ def stage(
         numa_node: NUMA node of host memory; None: that of *placement*, else the system's choice.
         placement: a `kvio.placement.Placement`: processors for drain threads, near the store's
             device or a GPU, and with ``memory="bind"`` or ``"local"`` the node of host memory.
-        populate: allocate all pages of host memory now, not with the first write to each.
+        populate: allocate all pages of host memory now, or never before the first write to each
+            (False); None: on a thread meanwhile, as long as a 16th of the RAM stays free.
         spool: a directory on disk for open files that do not fit into the tier; without one they
             fail with `StorageFullError`.
         daemon: the socket of a ``kvio stage-daemon`` for the same store: its memory is used, and
@@ -89,7 +91,7 @@ def stage(
     """
     from kvio.staging.memory import open_memory  # imported late: few programs use it
 
-    threads = store.io_threads if drain_threads is None else drain_threads
+    threads = default_drain_threads(store) if drain_threads is None else drain_threads
     on_start = None
     if placement is not None:
         from kvio.placement import memory_node, thread_placer

@@ -64,6 +64,11 @@ class Extents:
         wanted = pages_of(nbytes)
         if wanted > self._free.pages:
             return None
+        start = self._free.cut_one(wanted) if wanted else None
+        if start is not None:  # the most of them
+            self._taken[start] = wanted
+            self._taken_pages += wanted
+            return (Span(start * PAGE_BYTES, nbytes),)
         spans = []
         left = nbytes
         for start, pages in self._free.cut(wanted):
@@ -151,6 +156,13 @@ class _Runs:
             wanted -= pages
         return cuts
 
+    def cut_one(self, wanted: int) -> int | None:
+        """Remove *wanted* pages as one run, and return its start; None: there is none so long."""
+        start = self._fitting(wanted)
+        if start is not None:
+            self._cut_front(start, wanted)
+        return start
+
     def cut_lowest(self, wanted: int) -> list[tuple[int, int]]:
         """Remove the *wanted* pages of the lowest addresses."""
         cuts = []
@@ -183,13 +195,14 @@ class _Runs:
 
         Of the class that begins below *wanted* only the first is tried: the check is cheap.
         """
-        size = wanted.bit_length()
-        found = [
-            starts[0]
-            for bits, starts in self._classes.items()
-            if bits > size or (bits == size and self._pages_at[starts[0]] >= wanted)
-        ]
-        return min(found, default=None)
+        size, best = wanted.bit_length(), None
+        for bits, starts in self._classes.items():
+            first = starts[0]
+            if (best is None or first < best) and (
+                bits > size or (bits == size and self._pages_at[first] >= wanted)
+            ):
+                best = first
+        return best
 
     def _largest(self) -> int:
         return max(self._classes[max(self._classes)], key=self._pages_at.__getitem__)

@@ -287,7 +287,7 @@ class PinnedMemory(HostMemory):
         numa_node: int | None = None,
         fd: int | None = None,
         shared: bool = False,
-        populate: bool = False,
+        populate: bool | None = False,
     ) -> None:
         torch = _load_torch()
         if not torch.cuda.is_available():
@@ -300,7 +300,7 @@ class PinnedMemory(HostMemory):
             numa_node=numa_node,
             fd=fd,
             shared=shared,
-            populate=populate,
+            populate=bool(populate),  # pinning gets the pages anyhow
         )
         self._segments = Segments(
             self.capacity_bytes, SEGMENT_BYTES, acquire=self._register, drop=self._unregister

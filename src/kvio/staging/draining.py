@@ -145,7 +145,6 @@ class Drains:
             keys = list(dict.fromkeys(entry.key for entry in ledger.key_queues.entries()))
             if keys or ledger.filling:
                 ledger.closing = False
-                ledger.unreported = []
                 why = "timed out" if progress.unsettled else "failed"
                 raise receipts.not_drained(keys, why)
 

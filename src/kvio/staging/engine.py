@@ -93,8 +93,9 @@ class TierEngine(Protocol):
     def end(self, deadline: float | None) -> None:
         """End all threads and release the memory."""
 
-    def take_unreported(self) -> list[StagedReceipt]:
-        """Return the receipts of failures that no barrier has reported, once."""
+    @property
+    def lost(self) -> list[StagedReceipt]:
+        """The receipts of failed writes whose bytes are not staged any more."""
 
     def after_fork(self) -> None:
         """Mark this as the engine of a forked child, which cannot use it."""
@@ -152,7 +153,7 @@ class LocalEngine:
     def failed(self) -> list[StagedReceipt]:
         """The receipts of writes that failed for good."""
         with self.ledger.lock:
-            return [entry.receipt for entry in self.ledger.failed.values()]
+            return [*self.ledger.failures_locked()]
 
     def retry_failed(self) -> list[StagedReceipt]:
         """Retry every failed write."""
@@ -201,10 +202,11 @@ class LocalEngine:
         self.end_drains(deadline)
         self.memory.close()
 
-    def take_unreported(self) -> list[StagedReceipt]:
-        """Return the receipts of failures that no barrier has reported, once."""
-        lost, self.ledger.unreported = self.ledger.unreported, []
-        return lost
+    @property
+    def lost(self) -> list[StagedReceipt]:
+        """The receipts of failed writes whose bytes are not staged any more."""
+        with self.ledger.lock:
+            return [*self.ledger.lost.values()]
 
     def after_fork(self) -> None:
         """Mark this as the engine of a forked child, which cannot use it."""

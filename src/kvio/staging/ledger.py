@@ -10,17 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvio.core import threads
 from kvio.errors import (
+    BlockError,
     BlockExistsError,
     BlockNotFoundError,
+    BlockSizeError,
+    CorruptBlockError,
     StorageTimeoutError,
     StoreClosedError,
 )
 from kvio.staging import receipts
 from kvio.staging.allocator import Allocator, Extents, Span, whole_pages
-from kvio.staging.pending import Entry, KeyQueue, KeyQueues, Progress, State, left
+from kvio.staging.pending import EVERYTHING, Entry, KeyQueue, KeyQueues, Progress, State, left
 from kvio.staging.receipts import Ending, OpenReceipt, Resolving, StagedReceipt, TierState
 from kvio.types import IfExists, Receipt
 
@@ -101,6 +105,31 @@ class Outbox:
 # bytes are copied and the store is called outside, and `Ledger.deliver` resolves futures outside.
 
 
+_KEPT: Final = "a staged block of this length was kept"
+
+
+def difference(entry: Entry, stored: Receipt) -> BlockError | None:
+    """Return why a receipt of the store is not that of an entry's bytes; None: it is.
+
+    A block that ``keep`` left where it was has a checksum of its own.
+    """
+    key, accepted = entry.key, entry.receipt.checksum
+    if stored.key != key or stored.nbytes != entry.nbytes:
+        found = f"block {stored.key!r} of {stored.nbytes} bytes"
+        text = f"the store's receipt for block {key!r} of {entry.nbytes} bytes is for {found}"
+        return BlockSizeError(text, key=key)
+    if stored.existed:
+        if entry.if_exists == "keep":
+            return None
+        text = f"the store kept another block {key!r}, and was asked to {entry.if_exists!r}"
+        return CorruptBlockError(text, key=key)
+    if accepted is None or stored.checksum in (None, accepted):
+        return None
+    entry.if_exists = "replace"  # the block that is there now is the wrong one that was written
+    text = f"block {key!r} was stored with checksum {stored.checksum:08x}, not {accepted:08x}"
+    return CorruptBlockError(text, key=key)
+
+
 class Ledger:
     """The state of a tier.
 
@@ -109,7 +138,9 @@ class Ledger:
         work: drain threads wait here for blocks.
         key_queues, allocator, progress, counts: staged blocks by key, memory, progress, counters.
         failed: entries that failed for good, by the number of their write.
-        unreported: receipts of failures that no barrier has reported.
+        lost: receipts of exclusive writes that failed because another block was there first; their
+            bytes are dropped.
+        reopened: failed writes follow a newer one since this was last set to False.
         filling: number of writes whose bytes are being copied.
         claiming: number of calls that wait until no drain works on a key.
         closing: no more writes are accepted.
@@ -132,7 +163,8 @@ class Ledger:
         self.progress = Progress(self.lock)
         self.counts = Counts()
         self.failed: dict[int, Entry] = {}
-        self.unreported: list[StagedReceipt] = []
+        self.lost: dict[int, OpenReceipt] = {}
+        self.reopened = False
         self.filling = 0
         self.claiming = 0
         self.closing = False
@@ -216,6 +248,20 @@ class Ledger:
             self._stage_locked(receipt, spans, if_exists)
             return receipt
 
+    def accept_locked(
+        self, key: str, spans: Sequence[Span], nbytes: int, checksum: int | None
+    ) -> OpenReceipt:
+        """Accept a write whose bytes are in *spans*, in the place of others of its key."""
+        receipt = self._open_locked(key, nbytes, checksum)
+        key_queues = self.key_queues
+        if key_queues.find(key) is None:
+            key_queues.add(Entry(receipt, spans, "replace"))
+            if self.wanted():
+                self.work.notify()
+        else:
+            self._stage_locked(receipt, spans, "replace")
+        return receipt
+
     def cancel_fill(self, spans: Sequence[Span]) -> None:
         """Take back room whose bytes never came."""
         with self.lock:
@@ -231,7 +277,7 @@ class Ledger:
         newest = key_queue.newest
         if newest is not None and newest.state is not State.FAILED:
             if_exists = "replace"  # what `keep` comes to once the other length is in the store
-        entry = Entry(receipt, spans, if_exists=if_exists)
+        entry = Entry(receipt, spans, if_exists)
         self._absorb_locked(key_queue, entry)
         key_queue.entries.append(entry)
         self._schedule_locked(key_queue)
@@ -239,21 +285,28 @@ class Ledger:
     def _open_locked(self, key: str, nbytes: int, checksum: int | None) -> OpenReceipt:
         self.counts.accepted += 1
         self.counts.accepted_bytes += nbytes
-        number = self.progress.begin()
-        return OpenReceipt(self.tier_state, key, nbytes=nbytes, checksum=checksum, sequence=number)
+        return OpenReceipt(self.tier_state, key, nbytes, checksum, self.progress.begin())
 
     def _absorb_locked(
         self, key_queue: KeyQueue, absorber: Entry, before: int | None = None
     ) -> None:
-        """Let a newer entry take the place of what has not begun, and make good what failed."""
+        """Let a newer entry take the place of what has not begun, and of what failed.
+
+        What failed is open again: who waits for it waits for the newer entry. But an exclusive
+        write never ends as stored by another one.
+        """
         for old in key_queue.up_to(before):
             if old.state is State.FAILED:
                 self._forget_failure_locked(old)
-                absorber.covers += [*old.covers, *(r.sequence for r in old.receipts)]
-            elif old.absorbable:
-                self._follow_locked(old, absorber)
-            else:
+                self._reopen_locked(old)
+                self.reopened = True
+                if old.if_exists == "error":
+                    text = f"block {old.key!r} was not stored ({old.receipt.error}); a newer one is"
+                    self._lose_locked(key_queue, old, BlockExistsError(text, key=old.key))
+                    continue
+            elif not old.absorbable:
                 continue
+            self._follow_locked(old, absorber)
             self._drop_locked(key_queue, old)
 
     def _follow_locked(self, old: Entry, absorber: Entry) -> None:
@@ -266,10 +319,12 @@ class Ledger:
         """Note how the drains of some entries ended."""
         with self.lock:
             for entry, outcome in zip(batch, outcomes, strict=True):
-                if isinstance(outcome, Receipt):
-                    self._stored_locked(entry, outcome)
-                else:
+                if not isinstance(outcome, Receipt):
                     self._not_stored_locked(entry, outcome)
+                elif (wrong := difference(entry, outcome)) is not None:
+                    self._not_stored_locked(entry, wrong)
+                else:
+                    self._stored_locked(entry, outcome)
             self.progress.wake()
 
     def _stored_locked(self, entry: Entry, receipt: Receipt) -> None:
@@ -294,10 +349,8 @@ class Ledger:
         entry.timed_out |= isinstance(error, StorageTimeoutError)
         newer = key_queue.newest if key_queue.newest is not entry else None
         if isinstance(error, BlockExistsError):
-            self._drop_locked(key_queue, entry)
             self.counts.failed += 1
-            self.unreported.append(entry.receipt)
-            self._end_locked(entry, None, error)
+            self._lose_locked(key_queue, entry, error)
         elif newer is not None and entry.if_exists != "error":
             self._follow_locked(entry, newer)
             self._drop_locked(key_queue, entry)
@@ -322,12 +375,22 @@ class Ledger:
         entry.state = State.FAILED
         self.counts.failed += 1
         self.failed[entry.receipt.sequence] = entry
-        self.unreported.append(entry.receipt)
         self.allocator.stuck_bytes += whole_pages(entry.nbytes)
         for receipt in entry.receipts:
             self._outbox.endings += receipt.settle(None, error)
             self.progress.fail(receipt.sequence)
         self.allocator.admit()
+
+    def _lose_locked(self, key_queue: KeyQueue, entry: Entry, error: BlockExistsError) -> None:
+        """End an exclusive write that another block was faster than."""
+        self._drop_locked(key_queue, entry)
+        self.lost |= {receipt.sequence: receipt for receipt in entry.receipts}
+        self._end_locked(entry, None, error)
+
+    def _reopen_locked(self, entry: Entry) -> None:
+        for receipt in entry.receipts:
+            receipt.reopen()
+            self.progress.begin_again(receipt.sequence)
 
     def _forget_failure_locked(self, entry: Entry) -> None:
         del self.failed[entry.receipt.sequence]
@@ -337,11 +400,14 @@ class Ledger:
         self, entry: Entry, receipt: Receipt | None, error: BaseException | None
     ) -> None:
         """End all receipts of an entry that is stored or dropped."""
-        for one in entry.receipts:
+        for one in (entry.receipt, *entry.absorbed):
             self._outbox.endings += one.settle(receipt, error)
             self.progress.end(one.sequence)
-        for sequence in entry.covers:
-            self.progress.end(sequence)
+        if entry.kept:
+            kept = receipt and receipt._replace(existed=True, reason=_KEPT)
+            for one in entry.kept:
+                self._outbox.endings += one.settle(kept, error)
+                self.progress.end(one.sequence)
 
     def _drop_locked(self, key_queue: KeyQueue, entry: Entry) -> None:
         """Free an entry's bytes, now or when the last reader has unpinned them."""
@@ -356,6 +422,16 @@ class Ledger:
 
     # Deciding about failures
 
+    def failures_locked(self, goal: int = EVERYTHING) -> list[OpenReceipt]:
+        """Return the receipts of the writes up to a number that are failed now, one per block."""
+        failed = [
+            entry.receipt
+            for entry in self.failed.values()
+            if any(receipt.sequence <= goal for receipt in entry.receipts)
+        ]
+        failed += [receipt for number, receipt in self.lost.items() if number <= goal]
+        return sorted(failed, key=lambda receipt: receipt.sequence)
+
     def retry_failed(self, only: Collection[StagedReceipt] | None = None) -> list[StagedReceipt]:
         """Retry failed entries, all or those of some receipts, and return their receipts."""
         with self.lock:
@@ -365,36 +441,31 @@ class Ledger:
                 entries = [e for e in entries if not wanted.isdisjoint(e.receipts)]
             for entry in entries:
                 self._forget_failure_locked(entry)
-                self._report_no_more_locked(entry)
                 entry.state, entry.attempts = State.WAITING, 0
-                for receipt in entry.receipts:
-                    receipt.reopen()
-                    self.progress.begin_again(receipt.sequence)
+                self._reopen_locked(entry)
                 self._schedule_locked(self.key_queues.make(entry.key))
             return [entry.receipt for entry in entries]
 
     def discard(self, receipt: StagedReceipt) -> bool:
-        """Drop a failed entry and its bytes; False if there is no such entry."""
+        """Drop a failed entry and its bytes; False if there is no such failure."""
         with self.lock:
+            if self.lost.get(receipt.sequence) is receipt:
+                del self.lost[receipt.sequence]
+                return True
             found = [e for e in self.failed.values() if receipt in e.receipts]
             for entry in found:
                 key_queue = self.key_queues.make(entry.key)
-                self._report_no_more_locked(entry)
                 self._remove_failed_locked(key_queue, entry)
                 self._schedule_locked(key_queue)
             self.progress.wake()
         self.deliver()
         return bool(found)
 
-    def _report_no_more_locked(self, entry: Entry) -> None:
-        if entry.receipt in self.unreported:
-            self.unreported.remove(entry.receipt)
-
     def _remove_failed_locked(self, key_queue: KeyQueue, entry: Entry) -> None:
         self._forget_failure_locked(entry)
         self._drop_locked(key_queue, entry)
-        for sequence in (*entry.covers, *(r.sequence for r in entry.receipts)):
-            self.progress.end(sequence)
+        for receipt in entry.receipts:
+            self.progress.end(receipt.sequence)
 
     # Writing and deleting a key past the drains
 
@@ -436,7 +507,7 @@ class Ledger:
         """Record a direct write to the store, which absorbs older staged entries."""
         with self.lock:
             one = self._open_locked(receipt.key, receipt.nbytes, receipt.checksum)
-            through = Entry(one, (), if_exists="replace")
+            through = Entry(one, (), "replace")
             self._absorb_locked(key_queue, through, before)
             self.counts.passed_through += 1
             self._end_locked(through, receipt, None)

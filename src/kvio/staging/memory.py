@@ -98,7 +98,7 @@ def open_memory(
     numa_node: int | None = None,
     fd: int | None = None,
     shared: bool = False,
-    populate: bool = False,
+    populate: bool | None = False,
 ) -> StagingMemory:
     """Allocate staging memory: ``"host"``, ``"pinned"``, or a torch device such as ``"cuda:0"``.
 

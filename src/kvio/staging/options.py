@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from kvio.abc import Backend
+from kvio.core.store import Store
 from kvio.errors import ConfigError
 from kvio.staging.ledger import Ledger
 from kvio.staging.writing import WhenFull
@@ -51,6 +53,17 @@ class TierOptions:
             raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
         if self.spool is not None and not os.path.isdir(self.spool):
             raise ConfigError(f"spool={self.spool!r} is not a directory")
+
+
+def default_drain_threads(store: Store) -> int:
+    """Return how many threads drain to a store: one per processor, at most its I/O threads.
+
+    More than there are processors store no faster to files and hold writers up. A backend that
+    sends one request per block waits for its answers, not for a processor: all I/O threads.
+    """
+    if type(store._backend).write_blocks is Backend.write_blocks:  # noqa: SLF001
+        return store.io_threads
+    return min(store.io_threads, len(os.sched_getaffinity(0)))
 
 
 def _check_word(name: str, given: str, words: tuple[str, ...]) -> None:

@@ -33,6 +33,11 @@ class Watermark:
             self._open.add(number)
             heapq.heappush(self._heap, number)
 
+    def add_highest(self, number: int) -> None:
+        """Open a number above all that ever were open."""
+        self._open.add(number)
+        self._heap.append(number)  # which keeps it a heap
+
     def discard(self, number: int) -> None:
         """Close a number."""
         self._open.discard(number)
@@ -93,10 +98,10 @@ class Progress:
 
     def begin(self) -> int:
         """Return the next number."""
-        self.sequence += 1
-        self.begin_again(self.sequence)
-        self._unstored.add(self.sequence)
-        return self.sequence
+        self.sequence = number = self.sequence + 1
+        self._unsettled.add_highest(number)
+        self._unstored.add_highest(number)
+        return number
 
     def begin_again(self, sequence: int) -> None:
         """Open a write again that had failed."""
@@ -162,7 +167,6 @@ class Entry:
         if_exists: passed to the store; older entries of the tier are taken into account.
         kept: receipts of writes for which this entry was kept.
         absorbed: receipts of writes that this entry replaced.
-        covers: numbers of failed writes that count as settled when this entry is stored.
         attempts: number of failed drains.
         due: when the next drain may begin (`time.monotonic`).
         pins: number of readers that are copying the bytes.
@@ -172,10 +176,10 @@ class Entry:
 
     __slots__ = (
         *("key", "nbytes", "spans", "if_exists", "receipt", "kept", "absorbed"),
-        *("covers", "state", "attempts", "due", "pins", "timed_out", "written_ns"),
+        *("state", "attempts", "due", "pins", "timed_out", "written_ns"),
     )
 
-    def __init__(self, receipt: OpenReceipt, spans: Sequence[Span], *, if_exists: IfExists) -> None:
+    def __init__(self, receipt: OpenReceipt, spans: Sequence[Span], if_exists: IfExists) -> None:
         self.key = receipt.key
         self.nbytes = receipt.nbytes
         self.spans = spans
@@ -183,7 +187,6 @@ class Entry:
         self.receipt = receipt
         self.kept: list[OpenReceipt] = []
         self.absorbed: list[OpenReceipt] = []
-        self.covers: list[int] = []
         self.state = State.WAITING
         self.attempts = 0
         self.due = 0.0
@@ -203,7 +206,6 @@ class Entry:
         receipts = old.absorbed
         receipts += (old.receipt, *old.kept, *self.absorbed)
         self.absorbed = receipts
-        self.covers += old.covers
 
     @property
     def absorbable(self) -> bool:
@@ -282,6 +284,14 @@ class KeyQueues:
         if key_queue is None:
             key_queue = self._key_queues[key] = KeyQueue(key)
         return key_queue
+
+    def add(self, entry: Entry) -> None:
+        """Queue the first entry of a key that has none."""
+        key_queue = KeyQueue(entry.key)
+        key_queue.entries.append(entry)
+        key_queue.queued = True
+        self._key_queues[entry.key] = key_queue
+        self._ready.append(key_queue)
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys with staged entries."""

@@ -20,7 +20,16 @@ from kvio.errors import (
 from kvio.staging.draining import cut
 from kvio.staging.ledger import Ledger
 from kvio.staging.pending import Entry
-from kvio.types import BlockResult, BlockStat, BlockStatus, MiB, Parts, check_key, check_keys
+from kvio.types import (
+    BlockResult,
+    BlockStat,
+    BlockStatus,
+    Cancellation,
+    MiB,
+    Parts,
+    check_key,
+    check_keys,
+)
 
 if TYPE_CHECKING:
     from kvio.staging.memory import StagingMemory
@@ -112,17 +121,31 @@ class StagedReads:
             parts = next(cut(parts, [wanted]))
         return self._memory.fetch(entry.spans, parts, offset) if wanted else 0
 
+    def read_block_into(
+        self,
+        key: str,
+        parts: list[memoryview],
+        *,
+        offset: int,
+        nbytes: int | None,
+        cancel: Cancellation | None,  # noqa: ARG002  # the caller's memory is not filled after it
+    ) -> int:
+        """Read as a backend does: `kvio.core.reads.into` takes either."""
+        return self.read_into(
+            key, parts, offset=offset, nbytes=nbytes, timeout=None, consistency="tier"
+        )
+
     def read_batch(
-        self, items: Iterable[tuple[str, Data]], *, timeout: float | None
+        self, items: Iterable[tuple[str, Data]], *, timeout: float | None, cancel: Cancellation
     ) -> list[BlockResult]:
-        """Read as `Store.read_blocks_into` does."""
+        """Read as `Store.read_blocks_into` does, and end early if *cancel* is requested."""
         wanted = [(key, buffers.as_parts(out, writable=True)) for key, out in items]
         check_keys([key for key, _ in wanted])
         with self._ledger.lock:
             entries = [self._ledger.pin_locked(key) for key, _ in wanted]
         try:
             rest = [item for item, entry in zip(wanted, entries, strict=True) if entry is None]
-            asked = iter(self._store.read_blocks_into(rest, timeout=timeout) if rest else ())
+            asked = iter(self._store._read_batch(rest, timeout, cancel) if rest else ())  # noqa: SLF001
             return [
                 next(asked) if entry is None else self._read_one(entry, parts)
                 for (_, parts), entry in zip(wanted, entries, strict=True)
@@ -181,14 +204,14 @@ class StagedReads:
         there = self._store.count_leading([wanted[at] for at in unstaged], timeout=timeout)
         return unstaged[there] if there < len(unstaged) else len(wanted)
 
-    def list(self, prefix: str, *, consistency: str) -> Iterator[str]:
+    def list(self, prefix: str, *, timeout: float | None, consistency: str) -> Iterator[str]:
         """List as `Store.list_keys` does, staged keys first."""
         staged: set[str] = set()
         if consistency != "backend":
             with self._ledger.lock:
                 staged.update(self._ledger.key_queues.keys(prefix))
             yield from staged
-        for key in self._store.list_keys(prefix):
+        for key in self._store.list_keys(prefix, timeout=timeout):
             if key not in staged:
                 yield key
 

@@ -43,8 +43,11 @@ def name_keys(keys: Sequence[str]) -> str:
 def combine(failed: Sequence[StagedReceipt]) -> BaseException:
     """Return one error for several: of the type of the first, with every key in its message."""
     first = failed[0].error
-    keys = [receipt.key for receipt in failed]
-    message = f"{len(keys)} staged block(s) failed: {', '.join(map(repr, keys))}; first: {first}"
+    keys = list(dict.fromkeys(receipt.key for receipt in failed))
+    message = (
+        f"{len(keys)} staged block(s) failed, see retry_failed() and discard(): "
+        f"{', '.join(map(repr, keys))}; first: {first}"
+    )
     if isinstance(first, TierNotDrainedError):
         return TierNotDrainedError(message, keys=tuple(keys))
     if isinstance(first, StorageError):
@@ -122,7 +125,7 @@ class StagedReceipt:
     )
 
     def __init__(
-        self, tier_state: TierState, key: str, *, nbytes: int, checksum: int | None, sequence: int
+        self, tier_state: TierState, key: str, nbytes: int, checksum: int | None, sequence: int
     ) -> None:
         self.key = key
         self.nbytes = nbytes

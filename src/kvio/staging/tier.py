@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from typing import Literal, Never, Self, overload
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal, Never, Self, overload
 
-from kvio.core import lifetime
+from kvio.core import buffers, lifetime, reads
 from kvio.core.buffers import Data
+from kvio.core.calls import Calls, Pending, Settings
 from kvio.core.store import Store
-from kvio.errors import ConfigError, TierNotDrainedError, UnsupportedError
+from kvio.errors import (
+    ConfigError,
+    StorageError,
+    StorageTimeoutError,
+    TierNotDrainedError,
+    UnsupportedError,
+)
 from kvio.staging import receipts, writing
 from kvio.staging.engine import TierEngine
 from kvio.staging.files import StagedFile, StagedReader, open_block
+from kvio.staging.host import flat_parts
 from kvio.staging.options import TierOptions, TierStats
 from kvio.staging.pending import deadline_of, left
 from kvio.staging.reading import Consistency
 from kvio.staging.receipts import StagedReceipt
 from kvio.staging.writing import StagedResult
-from kvio.types import BlockResult, BlockStat, IfExists, Level, check_if_exists, check_key
+from kvio.types import (
+    BlockResult,
+    BlockStat,
+    BlockStatus,
+    Cancellation,
+    Capabilities,
+    IfExists,
+    Level,
+    check_if_exists,
+    check_key,
+    check_keys,
+)
+
+_NOTES: Final = (
+    "a write is accepted when its bytes are copied; its receipt says when it is stored, and if "
+    "if_exists='error' was first",
+    "other processes see a block when it is stored",
+)
 
 
 class StagingTier:
@@ -30,9 +59,11 @@ class StagingTier:
 
     Writes of one key reach the store in order, but a drain that has not begun is absorbed by a
     newer ``replace``, whose receipt ends both. A block that could not be stored stays staged: it
-    can be read, is in `failed`, and is reported by the next `barrier` or `close`. A tier cannot be
-    used in a forked child.
+    can be read, is in `failed`, and is reported by every `barrier` and by `close` until it is
+    retried, discarded, or replaced by a newer write. A tier cannot be used in a forked child.
     """
+
+    _if_exists: Final[IfExists] = "replace"
 
     def __init__(self, store: Store, engine: TierEngine, options: TierOptions) -> None:
         self._store = store
@@ -45,6 +76,9 @@ class StagingTier:
         self._close_lock = threading.Lock()
         self._closed = False
         lifetime.watch(engine.accepting)
+        # Made after it: what is submitted is accepted first at the end of a program.
+        settings = Settings(io_threads=store.io_threads, timeout=options.timeout)
+        self._calls = Calls(settings, f"a staging tier of {store.url.place}")
         lifetime.watch_forks(self)
 
     def __repr__(self) -> str:
@@ -55,7 +89,11 @@ class StagingTier:
 
     def __del__(self) -> None:
         """Warn that it was not closed, and close it when all staged blocks are stored."""
-        if not getattr(self, "_closed", True) and not self._tier_state.forked:
+        if (
+            not getattr(self, "_closed", True)
+            and not self._tier_state.forked
+            and lifetime.dropped is not None
+        ):
             lifetime.dropped(self, f"staging tier of {self._store.url.place}", self._close_dropped)
 
     def _close_dropped(self) -> None:
@@ -84,10 +122,14 @@ class StagingTier:
             StorageError: a direct write to the store failed, or there was no room before the
                 deadline.
         """
+        self._drains.start()
+        if if_exists == "replace":
+            receipt = self._writes.quick(key, data)
+            if receipt is not None:
+                return receipt
         check_key(key)
         check_if_exists(if_exists)
         self._tier_state.check_fork()
-        self._drains.start()
         return self._writes.write(key, data, if_exists=if_exists, timeout=self._limit(timeout))
 
     def write_blocks(
@@ -99,13 +141,52 @@ class StagingTier:
     ) -> list[StagedResult]:
         """Stage (key, data) pairs; return one result per block, in order, with its receipt.
 
+        A signal ends the batch early, as in `Store.write_blocks`.
+
         Raises:
-            InvalidKeyError: before anything is staged.
+            InvalidKeyError, BlockSizeError, TypeError: before anything is staged.
         """
+        return self._write_batch(items, if_exists, timeout, Cancellation())
+
+    def _write_batch(
+        self,
+        items: Iterable[tuple[str, Data]],
+        if_exists: IfExists,
+        timeout: float | None,
+        cancel: Cancellation,
+    ) -> list[StagedResult]:
         check_if_exists(if_exists)
-        self._tier_state.check_fork()
+        self._check_open()
         self._drains.start()
-        return self._writes.write_all(items, if_exists=if_exists, timeout=self._limit(timeout))
+        limit = self._limit(timeout)
+        return self._writes.write_all(items, if_exists=if_exists, timeout=limit, cancel=cancel)
+
+    def submit_write(
+        self, key: str, data: Data, *, if_exists: IfExists = "replace", timeout: float | None = None
+    ) -> Future[StagedReceipt]:
+        """Queue a `write_block`; *data* must not change until the future is done.
+
+        The future has the receipt of the accepted write, which can be waited for in turn. Waits
+        while the queue holds more than 1 GiB.
+        """
+        return self._calls.submit(self._pending_write(key, data, if_exists), timeout)
+
+    def _pending_write(self, key: str, data: Data, if_exists: IfExists) -> Pending:
+        check_key(key)
+        check_if_exists(if_exists)
+        self._check_open()
+        self._drains.start()
+        parts = flat_parts(data)
+        write = partial(
+            self._writes.write, key, parts, if_exists=if_exists, timeout=self._options.timeout
+        )
+        return Pending(
+            lambda cancel: write(cancel=cancel),
+            nbytes=buffers.total_bytes(parts),
+            read=False,
+            describe="the write",
+            key=key,
+        )
 
     def delete_block(self, key: str, *, timeout: float | None = None) -> bool:
         """Remove a block from the tier and the store; False if there was none.
@@ -116,6 +197,18 @@ class StagingTier:
         check_key(key)
         self._check_open()
         return self._writes.delete(key, timeout=self._limit(timeout))
+
+    def delete_blocks(
+        self, keys: Iterable[str], *, timeout: float | None = None
+    ) -> list[BlockResult]:
+        """Remove blocks from the tier and the store; return one result per block, in order.
+
+        Each as `delete_block` does; the store removes them as one batch.
+        """
+        wanted = list(keys)
+        check_keys(wanted)
+        self._check_open()
+        return self._writes.delete_all(wanted, timeout=self._limit(timeout))
 
     # Files
 
@@ -189,8 +282,41 @@ class StagingTier:
         self, items: Iterable[tuple[str, Data]], *, timeout: float | None = None
     ) -> list[BlockResult]:
         """Read whole blocks as `Store.read_blocks_into` does, staged ones from the tier."""
+        return self._read_batch(items, timeout, Cancellation())
+
+    def _read_batch(
+        self, items: Iterable[tuple[str, Data]], timeout: float | None, cancel: Cancellation
+    ) -> list[BlockResult]:
         self._check_open()
-        return self._reads.read_batch(items, timeout=self._limit(timeout))
+        return self._reads.read_batch(items, timeout=self._limit(timeout), cancel=cancel)
+
+    def submit_read_into(
+        self,
+        key: str,
+        out: Data,
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+        timeout: float | None = None,
+    ) -> Future[int]:
+        """Queue a `read_block_into`, as `Store.submit_read_into` does."""
+        return self._calls.submit(self._pending_read(key, out, offset, nbytes, timeout), timeout)
+
+    def _pending_read(
+        self, key: str, out: Data, offset: int, nbytes: int | None, timeout: float | None
+    ) -> Pending:
+        parts = reads.target(key, out, offset, nbytes)
+        self._check_open()
+        private = self._limit(timeout) is not None
+        work, deliver = reads.into(self._reads, key, parts, offset, nbytes, private=private)
+        return Pending(
+            work,
+            nbytes=buffers.total_bytes(parts),
+            describe="the read",
+            key=key,
+            deliver=deliver,
+            holding=not private,
+        )
 
     def stat_block(
         self, key: str, *, timeout: float | None = None, consistency: Consistency = "tier"
@@ -211,10 +337,22 @@ class StagingTier:
         self._check_open()
         return self._reads.count_leading(keys, timeout=self._limit(timeout))
 
-    def list_keys(self, prefix: str = "", *, consistency: Consistency = "tier") -> Iterator[str]:
+    def list_keys(
+        self,
+        prefix: str = "",
+        *,
+        timeout: float | None = None,
+        consistency: Consistency = "tier",
+    ) -> Iterator[str]:
         """Yield the keys that start with *prefix*, staged or stored, each once."""
         self._check_open()
-        return self._reads.list(prefix, consistency=consistency)
+        limit = self._limit(timeout)
+        return self._while_open(self._reads.list(prefix, timeout=limit, consistency=consistency))
+
+    def _while_open(self, keys: Iterator[str]) -> Iterator[str]:
+        for key in keys:
+            self._check_open()
+            yield key
 
     def verify_block(
         self, key: str, *, timeout: float | None = None, consistency: Consistency = "tier"
@@ -222,6 +360,25 @@ class StagingTier:
         """Check a whole block: the staged bytes, or as `Store.verify_block`."""
         self._check_open()
         return self._reads.verify(key, timeout=self._limit(timeout), consistency=consistency)
+
+    def drop_cache(self, keys: Iterable[str], *, timeout: float | None = None) -> list[BlockResult]:
+        """Drop stored blocks from the page cache as `Store.drop_cache`; staged bytes stay.
+
+        A block that is only staged is not in the page cache: its result is ``ok``.
+        """
+        self._check_open()
+        results = self._store.drop_cache(keys, timeout=self._limit(timeout))
+        return [
+            BlockResult(one.key, BlockStatus.OK)
+            if one.status is BlockStatus.MISSING and self.contains(one.key)
+            else one
+            for one in results
+        ]
+
+    def path_of(self, key: str, *, timeout: float | None = None) -> Path:
+        """Return the file of a block as `Store.path_of`; a block that is only staged has none."""
+        self._check_open()
+        return self._store.path_of(key, timeout=self._limit(timeout))
 
     # Promises
 
@@ -231,14 +388,23 @@ class StagingTier:
         Raises:
             UnsupportedError: the store does not reach it; raised at once.
             StorageTimeoutError: some were not stored after *timeout* seconds.
-            KvioError: writes failed for good that no barrier has reported: an error of the type
-                of the first one's, whose message names every key.
+            KvioError: some of these writes failed for good, and were not replaced by newer ones: an
+                error of the type of the first one's, whose message names every key. Every barrier
+                says so, on any thread, until `retry_failed`, or `discard` of what failed.
         """
         self._engine.barrier(level, timeout=timeout)
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Wait until every write accepted so far is stored; raises as `barrier` does."""
-        self.barrier(timeout=timeout)
+        """Wait until submitted work has ended and every accepted write is stored.
+
+        Raises:
+            StorageTimeoutError, KvioError: as `barrier`.
+        """
+        self._check_open()
+        deadline = deadline_of(timeout)
+        if not self._calls.executor.drain(timeout=timeout):
+            raise StorageTimeoutError("submitted work did not end before the deadline")
+        self.barrier(timeout=left(deadline))
 
     @property
     def durable_sequence(self) -> int:
@@ -279,12 +445,16 @@ class StagingTier:
 
     @property
     def failed(self) -> list[StagedReceipt]:
-        """The receipts of writes that failed for good; their bytes are still staged."""
+        """The receipts of writes that failed for good; their bytes are still staged.
+
+        But for those with ``if_exists="error"`` that another writer was faster than: there is
+        nothing to retry, only to `discard`.
+        """
         self._tier_state.check_fork()
         return self._engine.failed
 
     def retry_failed(self) -> list[StagedReceipt]:
-        """Retry every failed write, and return their receipts, which are open again."""
+        """Retry the failed writes that are staged; return their receipts, which are open again."""
         self._check_open()
         return self._engine.retry_failed()
 
@@ -328,30 +498,53 @@ class StagingTier:
         """The store that the tier drains to."""
         return self._store
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """The promises of the store as far as they hold for the tier."""
+        return dataclasses.replace(
+            self._store.capabilities,
+            native_batch=False,
+            shared=False,
+            raw_blocks=False,
+            usable_after_fork=False,
+            notes=(*_NOTES, *self._store.capabilities.notes),
+        )
+
     def close(self, *, timeout: float | None = None) -> None:
         """Store all staged blocks, also if paused, then close; if that fails it stays open.
 
         Raises:
             TierNotDrainedError: blocks failed, or were not stored after *timeout* seconds;
                 ``.keys`` names those that the store lacks.
-            KvioError: writes with ``if_exists="error"`` failed and no barrier has reported them;
-                the tier is closed.
+            KvioError: writes with ``if_exists="error"`` failed and were not discarded; the tier is
+                closed.
         """
         if self._tier_state.forked:
             return
         deadline = deadline_of(timeout)
         with self._close_lock:
             if not self._closed:
+                self._accept_submitted(deadline)
                 self._engine.drain(deadline)
                 self._end(deadline)
 
+    def _accept_submitted(self, deadline: float | None) -> None:
+        executor = self._calls.executor
+        if executor.queued_bytes:
+            with suppress(StorageError):  # a daemon that is gone
+                self._drains.resume()  # they may wait for room
+        if not executor.drain(timeout=left(deadline)):
+            raise receipts.not_drained((), "submitted writes were not accepted before the deadline")
+
     def _end(self, deadline: float | None) -> None:
+        self._calls.refuse()
+        self._calls.close(left(deadline))
         self._engine.end(deadline)
         self._closed = True
         lifetime.forget_forks(self)
         if self._options.close_store:
             self._store.close(timeout=left(deadline))
-        lost = self._engine.take_unreported()
+        lost = self._engine.lost
         if lost:
             raise receipts.combine(lost)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
-from kvio.abc import Backend, RawBlock, RunAll, Source
+from kvio.abc import Backend, RawBlock, RunAll, Source, SourceFile
 from kvio.core.calls import Settings
 from kvio.core.store import Store
 from kvio.errors import KvioError, UnsupportedError
@@ -83,6 +85,14 @@ class ForwardingBackend(Backend):
     ) -> list[BlockResult] | None:
         return self.inner.delete_blocks(keys, cancel=cancel)
 
+    def drop_cache(
+        self, keys: Sequence[str], *, cancel: Cancellation | None = None
+    ) -> list[BlockResult] | None:
+        return self.inner.drop_cache(keys, cancel=cancel)
+
+    def path_of(self, key: str) -> str:
+        return self.inner.path_of(key)
+
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         return self.inner.list_keys(prefix)
 
@@ -97,10 +107,24 @@ class ForwardingBackend(Backend):
         nbytes: int | None,
         at_least: int,
         if_exists: IfExists,
+        cancel: Cancellation | None = None,
     ) -> Receipt | None:
         return self.inner.write_stream(
-            key, source, nbytes=nbytes, at_least=at_least, if_exists=if_exists
+            key, source, nbytes=nbytes, at_least=at_least, if_exists=if_exists, cancel=cancel
         )
+
+    def write_file(
+        self,
+        key: str,
+        source: SourceFile,
+        *,
+        if_exists: IfExists,
+        cancel: Cancellation | None = None,
+    ) -> Receipt | None:
+        return self.inner.write_file(key, source, if_exists=if_exists, cancel=cancel)
+
+    def scratch_dir(self) -> AbstractContextManager[Path] | None:
+        return self.inner.scratch_dir()
 
     def write_blocks(
         self, blocks: Blocks, *, if_exists: IfExists, cancel: Cancellation | None = None
@@ -145,7 +169,7 @@ class ForwardingBackend(Backend):
 
 
 class BatchlessBackend(ForwardingBackend):
-    """Hides native batches, so that the store fans every batch out."""
+    """Hides native batches and moves of files, so that each block is a call of its own."""
 
     name = "batchless"
 
@@ -162,6 +186,16 @@ class BatchlessBackend(ForwardingBackend):
         return None
 
     def delete_blocks(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> None:
+        return None
+
+    def write_file(
+        self,
+        key: str,
+        source: SourceFile,
+        *,
+        if_exists: IfExists,
+        cancel: Cancellation | None = None,
+    ) -> None:
         return None
 
     def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:

@@ -149,6 +149,35 @@ class LookingTests(StoreTests):
         assert store.verify_block("block").nbytes == 70_000
         assert store.verify_block("missing").status is kvio.BlockStatus.MISSING
 
+    def test_dropping_the_cache_changes_no_block(self, store: kvio.Store) -> None:
+        """One result per key, in order, and every block is read as it was written."""
+        items = [(f"block/{i}", payload(40_000 * i, i)) for i in range(4)]
+        store.write_blocks(items)
+
+        results = store.drop_cache(iter([*(key for key, _ in items), "missing"]))
+
+        assert [r.key for r in results] == [*(key for key, _ in items), "missing"]
+        assert all(r.ok for r in results[:4])
+        assert results[4].status in (kvio.BlockStatus.OK, kvio.BlockStatus.MISSING)
+        assert all(bytes(store.read_block(key)) == data for key, data in items)
+        assert store.drop_cache([]) == []
+        with pytest.raises(kvio.InvalidKeyError):
+            store.drop_cache(["block/0", "../block"])
+
+    def test_the_path_of_a_block_is_a_file_that_begins_with_it(self, store: kvio.Store) -> None:
+        """Or the backend says that its blocks are not files."""
+        data = payload(70_000)
+        store.write_block("dir/block", data)
+        try:
+            path = store.path_of("dir/block")
+        except kvio.UnsupportedError:
+            return
+
+        assert path.is_absolute()
+        assert path.read_bytes()[: len(data)] == data
+        with pytest.raises(kvio.BlockNotFoundError):
+            store.path_of("dir/missing")
+
     def test_sweep_leaves_blocks_alone(self, store: kvio.Store) -> None:
         """Sweeping temporaries of any age removes no block."""
         store.write_block("tmp/block", b"bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,6 +192,59 @@ class WritingTests(StoreTests):
                     call(key)
                 assert caught.value.key == key
         assert list(store.list_keys()) == []
+
+    def test_a_file_under_an_invalid_key_is_refused(self, store: kvio.Store) -> None:
+        """And stays, also where it was to be moved."""
+        for key in INVALID_KEYS:
+            with pytest.raises(kvio.InvalidKeyError):
+                store.write_file(key, __file__, move=True)
+        assert Path(__file__).is_file()
+
+    def test_files_of_every_size_are_stored_as_they_are(self, store: kvio.Store) -> None:
+        """A file is stored bit for bit and stays; with *move* it is gone when it is stored."""
+        with store.scratch_dir() as directory:
+            for nbytes in self.sizes:
+                data = payload(nbytes, nbytes)
+                for move in (False, True):
+                    key, path = f"file/{nbytes}/{move}", directory / "file"
+                    path.write_bytes(data)
+
+                    receipt = store.write_file(key, path, move=move)
+
+                    assert (receipt.key, receipt.nbytes, receipt.existed) == (key, nbytes, False)
+                    assert receipt.level is level_of(store)
+                    assert self.holds(store, key, data), nbytes
+                    assert store.verify_block(key).ok
+                    assert path.exists() != move
+
+    def test_a_file_whose_block_is_there_follows_if_exists(self, store: kvio.Store) -> None:
+        """As a write of its bytes does; one that is to move stays only where it is refused."""
+        store.write_block("block", b"first")
+        with store.scratch_dir() as directory:
+            path = directory / "file"
+            path.write_bytes(b"later")
+
+            with pytest.raises(kvio.BlockExistsError):
+                store.write_file("block", path, move=True, if_exists="error")
+            assert path.read_bytes() == b"later"
+            assert store.write_file("block", path, move=True).existed
+            assert not path.exists()
+            assert self.holds(store, "block", b"first")
+
+            path.write_bytes(b"later")
+            assert not store.write_file("block", path, move=True, if_exists="replace").existed
+            assert not path.exists()
+            assert self.holds(store, "block", b"later")
+
+    def test_a_file_that_cannot_be_read_is_refused(self, store: kvio.Store) -> None:
+        """A file that is missing, or is none, raises StorageError, and nothing is stored."""
+        with store.scratch_dir() as directory:
+            for path in (directory / "missing", directory):
+                for move in (False, True):
+                    with pytest.raises(kvio.StorageError) as caught:
+                        store.write_file("block", path, move=move)
+                    assert caught.value.key == "block"
+        assert not store.contains("block")
 
     def test_data_that_is_no_contiguous_buffer_is_refused(self, store: kvio.Store) -> None:
         """What needs a copy, or has no bytes of its own, is refused before anything is written."""

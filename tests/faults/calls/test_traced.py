@@ -49,6 +49,7 @@ SITES: Final = {
     "random": "getrandom",
     "alive": "newfstatat",
     "fchown": "fchown",
+    "clone": "ioctl",
 }
 #: What other kernels, libraries and versions of strace call the same.
 ALIASES: Final = {
@@ -87,6 +88,8 @@ _MAP: Final = {
     "fsetxattr": 1,  # the id of a file with a sidecar
     "fgetxattr": 1,
 }
+#: The file that becomes a block is opened and looked at by Python, which copies a short one.
+_FILE: Final = {"newfstatat": ANY, "openat": 2, "close": 3, "dup3": 1, "lseek": 1, "read": 1}
 
 _TRIES: Final = 8
 #: What asking a file system what it can do takes; not an operation's calls, and never part of one.
@@ -102,6 +105,8 @@ def beside(name: str) -> dict[str, int]:
         return _MAP
     if name in ("list", "sweep"):
         return _LISTING
+    if name.startswith(("move", "clone or copy")):
+        return _FILE
     return BESIDE["vanished"] if "vanished" in name else {}
 
 

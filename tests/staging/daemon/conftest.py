@@ -22,6 +22,7 @@ from tests.staging import (
     test_tier_failures,
     test_tier_full,
     test_tier_promises,
+    test_tier_verbs,
 )
 from tests.staging.controlled import ControlledBackend, open_controlled
 from tests.staging.daemon import daemons
@@ -39,6 +40,7 @@ def by_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (
         *(test_files, test_files_reading),
         *(test_tier, test_tier_failures, test_tier_full, test_tier_promises),
+        test_tier_verbs,
     ):
         monkeypatch.setattr(module, "staged", daemons.staged)
 

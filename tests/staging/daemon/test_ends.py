@@ -201,7 +201,7 @@ def test_a_wait_without_a_limit_ends_with_the_daemon(
 ) -> None:
     """On any thread: the error names what may not be stored."""
     store.wrapper.hold("k")
-    tier.write_block("k", b"data")
+    receipt = tier.write_block("k", b"data")
     errors: list[kvio.KvioError] = []
 
     def wait() -> None:
@@ -216,6 +216,8 @@ def test_a_wait_without_a_limit_ends_with_the_daemon(
     thread.join(LONG_S)
 
     assert ["is gone; what may not be stored: 'k'" in str(error) for error in errors] == [True]
+    assert (tier.discard(receipt), tier.discard(receipt)) == (True, False)
+    tier.barrier()
 
 
 def _regular(path: Path) -> None:

@@ -113,7 +113,7 @@ _SAMPLES: list[Callable[[random.Random], say.Message]] = [
     lambda c: say.Release(c.randrange(4)),
     lambda c: say.Pin(c.choice(["mine", _key(c)]), c.choice([False, True])),
     lambda c: say.Fence(_key(c), c.randrange(9), "replace", 1000),
-    lambda c: say.Wrote(c.randrange(4), None, Level.DURABLE),
+    lambda c: say.Wrote(c.randrange(4), None, Level.DURABLE, existed=False),
     lambda c: say.Delete(_key(c), 1000),
     lambda _: say.Present(("mine", "fuzz/1")),
     lambda c: say.List(c.choice(["", "m", "\0", "é" * 50]), c.choice(["", "zzz"])),

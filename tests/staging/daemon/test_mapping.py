@@ -10,7 +10,7 @@ import pytest
 from kvio import KiB, MiB
 from kvio.staging import StagingTier
 from kvio.staging.allocator import Span
-from kvio.staging.daemon.client import PageMapping
+from kvio.staging.daemon.client import allocated_spans
 from kvio.staging.daemon.server import StageDaemon
 from kvio.staging.host import HostMemory
 from kvio.testing.fakes import WrappedStore
@@ -83,14 +83,10 @@ def test_memory_that_was_given_back_is_not_taken_again(
 
 def test_holes_are_looked_for_while_it_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that goes back between two steps stays where it went, whatever was seen before."""
-    monkeypatch.setattr("kvio.staging.daemon.client._STEP_BYTES", MiB)
+    monkeypatch.setattr("kvio.staging.daemon.client.STEP_BYTES", MiB)
     memory = HostMemory(8 * MiB, shared=True, populate=True)
     assert memory.fd is not None
-    own = HostMemory(8 * MiB, fd=memory.fd)
-    mapping = PageMapping(own, memory.fd)
-    mapping.wait()
-    mapping._fd = memory.fd
-    steps = mapping._present()
+    steps = allocated_spans(memory.fd, memory.capacity_bytes)
     first = [next(steps), next(steps)]
     memory.release([Span(4 * MiB, 3 * MiB)])
 

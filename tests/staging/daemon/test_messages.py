@@ -126,7 +126,7 @@ _SAMPLES: list[say.Message] = [
     say.Release(1),
     say.Pin("k", lasting=True),
     say.Fence("k", 9, "error", None),
-    say.Wrote(1, None, Level.DURABLE),
+    say.Wrote(1, None, Level.DURABLE, existed=False),
     say.Delete("k", 7),
     say.Present(("k", "l")),
     say.List("k", ""),

@@ -119,7 +119,7 @@ def test_staged_bytes_are_not_dropped_on_a_clients_word(
         fenced = line.ask(say.Fence("k", 4, "replace", None))
         assert isinstance(fenced, say.Fenced)
         with pytest.raises(kvio.StorageError, match="'k'"):
-            line.ask(say.Wrote(fenced.ticket, None, kvio.Level.DURABLE))
+            line.ask(say.Wrote(fenced.ticket, None, kvio.Level.DURABLE, existed=False))
 
     assert bytes(tier.read_block("k")) == b"staged"
 

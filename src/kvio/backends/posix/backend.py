@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from kvio._native import EXHAUSTED, LeafTable, Permissions, lib, make_template, open_dir
-from kvio.abc import Backend, FastReads, RawBlock, RunAll, Source
+from kvio.abc import Backend, FastReads, RawBlock, RunAll, Source, SourceFile
 from kvio.backends.posix import large, outcome, streams
 from kvio.backends.posix.directories import (
     CALIBRATION_NAME,
@@ -24,6 +25,7 @@ from kvio.backends.posix.directories import (
     open_root,
     place_of,
     read_calibration,
+    remove_temporary,
     reopen_root,
     temp_prefix,
     walk_files,
@@ -310,12 +312,41 @@ class PosixBackend(Backend):
         nbytes: int | None,
         at_least: int,
         if_exists: IfExists,
+        cancel: Cancellation | None = None,
     ) -> Receipt:
         if self._why_read_only is not None:
             raise self._read_only_error("write", key)
         if self._root.check_first:
             self._root.check(key)
-        return streams.write(self._engine, key, source, nbytes, at_least, if_exists)
+        return streams.write(self._engine, key, source, nbytes, at_least, if_exists, cancel)
+
+    def write_file(
+        self,
+        key: str,
+        source: SourceFile,
+        *,
+        if_exists: IfExists,
+        cancel: Cancellation | None = None,
+    ) -> Receipt | None:
+        if self._why_read_only is not None:
+            raise self._read_only_error("write", key)
+        if self._root.check_first:
+            self._root.check(key)
+        if os.fstat(source.dirfd).st_dev != os.fstat(self._rootfd).st_dev:
+            return None
+        return streams.take(self._engine, key, source, if_exists, cancel)
+
+    @contextmanager
+    def scratch_dir(self) -> Iterator[Path]:
+        if self._why_read_only is not None:
+            raise self._read_only_error("make a directory in")
+        path = Path(self.options.root, temp_prefix() + os.urandom(16).hex())
+        with self._typed("make a directory in"):
+            path.mkdir(mode=0o700)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)  # lost is only time: a sweep removes the rest
 
     def read_block_into(
         self,
@@ -404,10 +435,13 @@ class PosixBackend(Backend):
         return self._engine.delete(keys, cancel)
 
     def open_raw(self, key: str) -> RawBlock:
+        return self._open_file(key)
+
+    def _open_file(self, key: str) -> RawFile:
         directory, name = place_of(self.options.layout, self.options.namespace, key)
         directories = self._engine.directories
 
-        def open_file() -> RawBlock:
+        def open_file() -> RawFile:
             with directories.opened(directory) as dirfd:
                 return RawFile(dirfd, name, key)
 
@@ -416,6 +450,32 @@ class PosixBackend(Backend):
                 return retrying(open_file)
             except (FileNotFoundError, NotADirectoryError):
                 raise BlockNotFoundError(f"no block {key!r}", key=key) from None
+
+    def drop_cache(
+        self, keys: Sequence[str], *, cancel: Cancellation | None = None
+    ) -> list[BlockResult]:
+        results = []
+        for key in keys:
+            if cancel is not None and cancel.requested:
+                results.append(BlockResult(key, BlockStatus.CANCELLED))
+                continue
+            try:
+                with self._open_file(key) as file:
+                    file.drop_cache()
+                    self._engine.forget_read(file.inode, file.mtime_ns)
+            except BlockNotFoundError:
+                results.append(BlockResult(key, BlockStatus.MISSING))
+            except KvioError as exc:
+                results.append(outcome.failure(key, exc))
+            else:
+                results.append(BlockResult(key, BlockStatus.OK))
+        return results
+
+    def path_of(self, key: str) -> str:
+        self._root.check(key)  # else the path may lead into another directory
+        directory, name = place_of(self.options.layout, self.options.namespace, key)
+        self._open_file(key).close()
+        return os.path.join(self.options.root, directory, name)
 
     def list_keys(self, prefix: str = "") -> Iterator[str]:
         with self._typed("list the keys of"):
@@ -429,13 +489,21 @@ class PosixBackend(Backend):
         if self._why_read_only is not None and not dry_run:
             raise self._read_only_error("sweep")
         with self._typed("sweep"):
-            for directory, name in self._walk():
-                path = Path(self.options.root, directory, name)
-                if name.startswith(TEMP_MARK) and is_leftover(path, older_than_s=older_than_s):
+            for path in self._temporaries():
+                if is_leftover(path, older_than_s=older_than_s):
                     if not dry_run:
-                        path.unlink(missing_ok=True)
+                        remove_temporary(path)
                     swept.append(str(path))
         return swept
+
+    def _temporaries(self) -> Iterator[Path]:
+        """Yield the temporaries of all writers, and the directories of `scratch_dir`."""
+        for entry in retrying(lambda: list(os.scandir(self._rootfd))):
+            if entry.name.startswith(TEMP_MARK) and entry.is_dir(follow_symlinks=False):
+                yield Path(self.options.root, entry.name)
+        for directory, name in self._walk():
+            if name.startswith(TEMP_MARK):
+                yield Path(self.options.root, directory, name)
 
     def _walk(self, prefix: str = "") -> Iterator[tuple[str, str]]:
         read_only = self._why_read_only is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -567,6 +568,15 @@ def is_leftover(path: Path, *, older_than_s: float) -> bool:
         return False
     known = fields[0] == host_tag() != "00000000"
     return (known and not _alive(int(fields[1]))) or idle_s > older_than_s
+
+
+def remove_temporary(path: Path) -> None:
+    """Remove a temporary file, or a directory of temporary files, that may be gone already."""
+    if path.is_dir() and not path.is_symlink():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _alive(pid: int) -> bool:

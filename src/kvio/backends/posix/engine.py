@@ -137,7 +137,8 @@ def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
 class Engine:
     """The state that all calls of a store share: open directories, policy and buffers.
 
-    *fixed*: the choice of a policy that always makes the same one, else None.
+    *fixed*: the choice of a policy that always makes the same one, else None. *clones*: the file
+    system has not refused a clone yet.
     """
 
     name: str
@@ -154,6 +155,7 @@ class Engine:
     publish: int
     template: _native.Template
     run_all: RunAll = run_in_turn
+    clones: bool = True
     counters: IOCounters = field(default_factory=IOCounters)
     level: Level = field(init=False)
     flags: int = field(init=False)
@@ -386,6 +388,10 @@ class Engine:
             if bounce is not None:
                 self.bounce.give(bounce)
         return ops
+
+    def forget_read(self, inode: int, mtime_ns: int) -> None:
+        """Take the next read of a block for the first one, which is no reason to cache it."""
+        lib.kvio_forget_read(self.template.call.recent, inode, mtime_ns)
 
     def make_call(
         self,

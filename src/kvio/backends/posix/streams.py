@@ -1,4 +1,4 @@
-"""Blocks as files: written piece by piece from a stream, or read as they are stored."""
+"""Blocks as files: written piece by piece from a stream, moved, or read as they are stored."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from typing import Any, Final
 from kvio import _native
 from kvio._native import lib
 from kvio._native.signals import reraise
-from kvio.abc import RawBlock, Source
+from kvio.abc import RawBlock, Source, SourceFile
 from kvio.backends.posix import outcome
-from kvio.backends.posix.engine import Engine, Request
+from kvio.backends.posix.engine import LOOK, Engine, Request
 from kvio.core.buffers import aligned
 from kvio.errors import BlockNotFoundError, UnsupportedError, storage_error
-from kvio.types import Blocks, IfExists, Receipt
+from kvio.types import Blocks, Cancellation, IfExists, Receipt
 
 _STALE = -errno.ESTALE
 
 
 def write(
-    engine: Engine, key: str, source: Source, nbytes: int | None, at_least: int, if_exists: IfExists
+    engine: Engine,
+    key: str,
+    source: Source,
+    nbytes: int | None,
+    at_least: int,
+    if_exists: IfExists,
+    cancel: Cancellation | None = None,
 ) -> Receipt:
     """Write one block, or raise its error; see `kvio.abc.Backend.write_stream`."""
     concurrency = engine.counters.in_flight + 1
@@ -37,6 +43,7 @@ def write(
             op_flags=lib.KVIO_OP_STREAM,
             create=True,
             if_exists=if_exists,
+            cancel=cancel,
         )
     )
     error = engine.root_error(ops, key)
@@ -127,6 +134,86 @@ class _Stream:
 
 
 # --------------------------------------------------------------------------------------------------
+# A file of the caller's that becomes a block.
+
+
+#: What the file system cannot do, and nothing is published then: the store copies the bytes.
+#: The last is a clone whose inode without a name cannot be linked.
+_MUST_COPY: Final = (
+    (-errno.EXDEV, lib.KVIO_SITE_RENAME),
+    (-errno.EXDEV, lib.KVIO_SITE_LINK),
+    (-errno.EXDEV, lib.KVIO_SITE_CLONE),
+    (-errno.EOPNOTSUPP, lib.KVIO_SITE_CLONE),
+    (-errno.EOPNOTSUPP, lib.KVIO_SITE_LINK),
+)
+
+
+def take(
+    engine: Engine, key: str, source: SourceFile, if_exists: IfExists, cancel: Cancellation | None
+) -> Receipt | None:
+    """Make a file a block, or a clone of it; see `kvio.abc.Backend.write_file`."""
+    if not (source.movable if source.move else engine.clones):
+        return None
+    steps = _Take(source)
+    ops = engine.run(
+        Request(
+            function=lib.kvio_write_batch,
+            steps=steps,
+            blocks=Blocks((key,), ((),), (source.nbytes,)),
+            modes=(LOOK,),
+            flags=engine.write_flags,
+            op_flags=lib.KVIO_OP_STREAM | (0 if source.move else lib.KVIO_OP_CLONE),
+            create=True,
+            if_exists=if_exists,
+            cancel=cancel,
+        )
+    )
+    error = engine.root_error(ops, key)
+    if error is not None:
+        raise error
+    (answer,) = ops.answers()
+    if (answer.status, answer.site) in _MUST_COPY:
+        if answer.status == -errno.EOPNOTSUPP:
+            engine.clones = False
+        return None
+    if answer.status == -errno.EAGAIN and answer.site == lib.KVIO_SITE_FCNTL:
+        doing = f"move file {source.path!r}, which is open for writing elsewhere: close it first,"
+        raise storage_error(errno.EAGAIN, doing, key=key, backend=engine.name)
+    if answer.status:
+        raise outcome.error_of(answer, key, source.nbytes, 0, engine.name)
+    return outcome.receipt_of(
+        answer,
+        key,
+        steps.nbytes,
+        engine.level,
+        _MOVED if source.move else _CLONED,
+        checksum=engine.checksum,
+    )
+
+
+_MOVED: Final = "the file itself became the block"
+_CLONED: Final = "a clone of the file, which shares its extents"
+
+
+class _Take:
+    """Makes one file a block: the steps of a request, which may be tried again."""
+
+    def __init__(self, source: SourceFile) -> None:
+        self._source = source
+        self.nbytes = source.nbytes
+
+    def transfer(self, call: Any, op: Any) -> None:
+        source = self._source
+        name = _native.new("char[]", os.fsencode(source.name))
+        file = _native.new(
+            "kvio_source *", (source.fd, source.dirfd, name, source.nbytes, source.move, 0)
+        )
+        lib.kvio_write_file(call, op, file)
+        reraise()
+        self.nbytes = int(op.nbytes)
+
+
+# --------------------------------------------------------------------------------------------------
 # The file of a block as it is stored, for its quarantine.
 
 
@@ -166,6 +253,7 @@ class RawFile(RawBlock):
             if not stat.S_ISREG(info.st_mode):
                 raise _no_file(key)
             self.nbytes = info.st_size
+            self.inode, self.mtime_ns = info.st_ino, info.st_mtime_ns
             self._dirfd = os.dup(dirfd)
         except BaseException:
             os.close(self._fd)
@@ -202,6 +290,15 @@ class RawFile(RawBlock):
         if stat.S_IMODE(info.st_mode) != 0o600:
             os.fchmod(self._fd, 0o600)
         return True
+
+    def drop_cache(self) -> None:
+        """Drop the file's pages from the page cache, dirty ones once they are written back."""
+        try:
+            if _native.dirty_bytes(self._fd, self.nbytes) != 0:  # None: the kernel does not say
+                os.fdatasync(self._fd)
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError as exc:
+            raise storage_error(exc.errno or errno.EIO, "drop the cache", key=self._key) from exc
 
     def close(self) -> None:
         os.close(self._fd)

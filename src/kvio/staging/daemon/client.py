@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, Final, cast
 
 from kvio import _native
@@ -31,83 +32,62 @@ from kvio.staging.daemon.protocol import ProtocolError
 from kvio.staging.daemon.sockets import name_of, receive
 from kvio.staging.draining import Drains, cut
 from kvio.staging.files import FileRoom, Spool
-from kvio.staging.host import MADV_POPULATE_WRITE, HostMemory, flat_parts
+from kvio.staging.host import STEP_BYTES, HostMemory, Populating, flat_parts
 from kvio.staging.ledger import Ledger
 from kvio.staging.options import TierOptions, TierStats
 from kvio.staging.pending import Entry, deadline_of, left
 from kvio.staging.reading import StagedReads
 from kvio.staging.receipts import OpenReceipt, StagedReceipt, TierState
-from kvio.staging.writing import StagedWrites, WhenFull
-from kvio.types import BlockResult, IfExists, Level, MiB, Parts, check_keys, status_of
+from kvio.staging.writing import StagedWrites, WhenFull, check_wanted
+from kvio.types import (
+    BlockResult,
+    BlockStatus,
+    Cancellation,
+    IfExists,
+    Level,
+    Parts,
+    check_keys,
+    status_of,
+)
 
-#: Bytes mapped at once: meanwhile (6 ms with pages of 4 KiB) no other thread can map memory.
-_STEP_BYTES: Final = 32 * MiB
 
-
-class PageMapping:
-    """Maps the allocated pages of a shared memory on another thread; allocates none.
+def map_ahead(memory: HostMemory, fd: int) -> Populating:
+    """Map the allocated pages of a shared memory on another thread; allocate none.
 
     Without it the first copy into each page waits for the system: 600 us per MiB with pages of
     4 KiB. A client waits for some pages when it connects, not for all, which would take twelve
     seconds for 64 GiB: memory is allocated from the lowest page on, so the pages that are mapped
     first are used first. Pages that could not be mapped are mapped when they are used.
     """
+    own = os.dup(fd)
+    steps = allocated_spans(own, memory.capacity_bytes)
+    return Populating(memory, steps, name="kvio-page-mapping", done=partial(os.close, own))
 
-    def __init__(self, memory: HostMemory, fd: int) -> None:
-        self._memory = memory
-        self._fd = os.dup(fd)
-        self._ending = False
-        self._thread = threading.Thread(target=self._map, name="kvio-page-mapping", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # out of threads: pages are mapped as they are used
-            os.close(self._fd)
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until all pages are mapped, at most so many seconds."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
+def allocated_spans(fd: int, nbytes: int) -> Iterator[Span]:
+    """Yield the allocated ranges of the file, in steps; holes were returned to the system.
 
-    def end(self) -> None:
-        """Stop mapping."""
-        self._ending = True
-        self.wait()
+    Mapping a hole would allocate it, so holes are found again if pages were freed meanwhile.
+    """
+    at, end, blocks = 0, 0, -1
+    while at < nbytes:
+        now = os.fstat(fd).st_blocks
+        if at >= end or now < blocks:
+            at, end = _next_run(fd, at, nbytes)
+        blocks = now
+        step = min(STEP_BYTES, end - at)
+        if step:
+            yield Span(at, step)
+        at += step
 
-    def _map(self) -> None:
-        try:
-            for span in self._present():
-                if self._ending:
-                    return
-                for view in self._memory.views([span]):
-                    _native.advise(view, MADV_POPULATE_WRITE)
-        except OSError:
-            return  # before Linux 5.14, or out of memory for page tables
-        finally:
-            os.close(self._fd)
 
-    def _present(self) -> Iterator[Span]:
-        """Yield the allocated ranges of the file, in steps; holes were returned to the system.
-
-        Mapping a hole would allocate it, so holes are found again if pages were freed meanwhile.
-        """
-        at, end, blocks = 0, 0, -1
-        while at < self._memory.capacity_bytes:
-            now = os.fstat(self._fd).st_blocks
-            if at >= end or now < blocks:
-                at, end = self._next_run(at)
-            blocks = now
-            step = min(_STEP_BYTES, end - at)
-            if step:
-                yield Span(at, step)
-            at += step
-
-    def _next_run(self, at: int) -> tuple[int, int]:
-        """Return the next allocated range."""
-        try:
-            start = os.lseek(self._fd, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: there are no more
-            return self._memory.capacity_bytes, self._memory.capacity_bytes
-        return start, os.lseek(self._fd, start, os.SEEK_HOLE)
+def _next_run(fd: int, at: int, nbytes: int) -> tuple[int, int]:
+    """Return the next allocated range."""
+    try:
+        start = os.lseek(fd, at, os.SEEK_DATA)
+    except OSError:  # ENXIO: there are no more
+        return nbytes, nbytes
+    return start, os.lseek(fd, start, os.SEEK_HOLE)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -165,7 +145,7 @@ class DaemonReads(StagedReads):
             sequence=pinned.sequence,
         )
         memory = cast("HostMemory", self._memory)
-        entry = Entry(one, line.spans_of(pinned, memory), if_exists="replace")
+        entry = Entry(one, line.spans_of(pinned, memory), "replace")
         entry.written_ns = pinned.written_ns
         return entry
 
@@ -182,14 +162,14 @@ class DaemonReads(StagedReads):
         return size
 
     def read_batch(
-        self, items: Iterable[tuple[str, Data]], *, timeout: float | None
+        self, items: Iterable[tuple[str, Data]], *, timeout: float | None, cancel: Cancellation
     ) -> list[BlockResult]:
-        """Read as `Store.read_blocks_into` does."""
+        """Read as `Store.read_blocks_into` does, and end early if *cancel* is requested."""
         wanted = [(key, buffers.as_parts(out, writable=True)) for key, out in items]
         check_keys([key for key, _ in wanted])
         staged = [self._read_staged(key, parts) for key, parts in wanted]
         rest = [item for item, done in zip(wanted, staged, strict=True) if done is None]
-        asked = iter(self._store.read_blocks_into(rest, timeout=timeout) if rest else ())
+        asked = iter(self._store._read_batch(rest, timeout, cancel) if rest else ())  # noqa: SLF001
         return [next(asked) if done is None else done for done in staged]
 
     def _read_staged(self, key: str, parts: Parts) -> BlockResult | None:
@@ -213,11 +193,11 @@ class DaemonReads(StagedReads):
         there = self._store.count_leading([wanted[at] for at in unstaged], timeout=timeout)
         return unstaged[there] if there < len(unstaged) else len(wanted)
 
-    def list(self, prefix: str, *, consistency: str) -> Iterator[str]:
+    def list(self, prefix: str, *, timeout: float | None, consistency: str) -> Iterator[str]:
         """List as `Store.list_keys` does, staged keys first."""
         staged = set() if consistency == "backend" else set(self._staged_keys(prefix))
         yield from staged
-        for key in self._store.list_keys(prefix):
+        for key in self._store.list_keys(prefix, timeout=timeout):
             if key not in staged:
                 yield key
 
@@ -249,9 +229,16 @@ class DaemonWrites(StagedWrites):
         self._store = store
         self._when_full = when_full
         self._checksum = True
+        self._plain = False  # room is the daemon's
 
     def write(
-        self, key: str, data: Data, *, if_exists: IfExists, timeout: float | None
+        self,
+        key: str,
+        data: Data,
+        *,
+        if_exists: IfExists,
+        timeout: float | None,
+        cancel: Cancellation | None = None,
     ) -> StagedReceipt:
         """Stage a block, keep a staged one, or write to the store."""
         deadline, parts = deadline_of(timeout), flat_parts(data)
@@ -267,11 +254,12 @@ class DaemonWrites(StagedWrites):
                 question = say.Reserve(key, nbytes, if_exists, self._when_full, limit)
                 answer = line.ask(question, timeout=left(deadline))
                 if isinstance(answer, say.Through):
-                    return self._pass_through(line, key, parts, nbytes, if_exists, deadline)
+                    return self._pass_through(line, key, parts, nbytes, if_exists, deadline, cancel)
                 if isinstance(answer, say.Grant):
                     spans = line.spans_of(answer, self._memory)
                     crc = self._memory.fill(spans, parts, checksum=True).crc32c
                     assert crc is not None, "host memory sums what arrives"
+                    check_wanted(key, cancel)  # the room goes back with the connection
                     answer = line.ask(say.Commit(answer.ticket, crc), timeout=left(deadline))
             if damaged.keys:
                 damaged.forget(key)
@@ -298,6 +286,7 @@ class DaemonWrites(StagedWrites):
         nbytes: int,
         if_exists: IfExists,
         deadline: float | None,
+        cancel: Cancellation | None,
     ) -> StagedReceipt:
         """Write to the store while the daemon blocks its drains of the key."""
         question = say.Fence(key, nbytes, if_exists, say.microseconds(left(deadline)))
@@ -305,16 +294,13 @@ class DaemonWrites(StagedWrites):
         if not isinstance(answer, say.Fenced):
             return self._taken(key, nbytes, answer)
         try:
-            receipt = self._store.write_block(
-                key,
-                [part if isinstance(part, memoryview) else part.cpu() for part in parts],
-                if_exists="replace" if answer.staged else if_exists,
-                timeout=left(deadline),
+            receipt = self._write_to_store(
+                key, parts, "replace" if answer.staged else if_exists, deadline, cancel
             )
         except KvioError:
             line.release(answer.ticket)
             raise
-        wrote = say.Wrote(answer.ticket, receipt.checksum, receipt.level)
+        wrote = say.Wrote(answer.ticket, receipt.checksum, receipt.level, receipt.existed)
         taken = cast("say.Accepted", line.ask(wrote, timeout=left(deadline)))
         return self._pending_writes.wrote_through(receipt, taken.sequence)
 
@@ -325,6 +311,18 @@ class DaemonWrites(StagedWrites):
         answer = self._connections.ask(question, timeout=timeout)
         self._pending_writes.wait_ended(before)
         return bool(cast("say.Done", answer).value)
+
+    def delete_all(self, keys: Sequence[str], *, timeout: float | None) -> list[BlockResult]:
+        """Remove blocks as `Store.delete_blocks` does, one after the other."""
+        deadline = deadline_of(timeout)
+        return [self._delete_one(key, deadline) for key in keys]
+
+    def _delete_one(self, key: str, deadline: float | None) -> BlockResult:
+        try:
+            there = self.delete(key, timeout=left(deadline))
+        except KvioError as exc:
+            return BlockResult(key, status_of(exc), 0, exc)
+        return BlockResult(key, BlockStatus.OK if there else BlockStatus.MISSING)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -441,11 +439,11 @@ class RemoteEngine:
     def __init__(self, store: Store, path: str, options: TierOptions) -> None:
         self.connections = ConnectionPool(path, name_of(store.url))
         welcome = self.connections.welcome
-        self.mapping: PageMapping | None = None
+        self.mapping: Populating | None = None
         try:
             memory = HostMemory(welcome.capacity_bytes, fd=self.connections.fd)
             if welcome.populated:
-                self.mapping = PageMapping(memory, self.connections.fd)
+                self.mapping = map_ahead(memory, self.connections.fd)
                 self.mapping.wait(_MAPPING_S)
         except BaseException:
             self.connections.close()
@@ -485,10 +483,14 @@ class RemoteEngine:
         self.tier_state.check_fork()
         if self.tier_state.check_level(level) is Level.ACCEPTED:
             return
-        goal = self.pending_writes.last
+        goal, deadline = self.pending_writes.last, deadline_of(timeout)
         self.drains.ask(goal)
         reached = self.pending_writes.wait(goal, timeout)
-        failed = self.take_unreported()
+        if self.pending_writes.failures(goal):  # by now another client may have replaced them
+            with suppress(StorageError, StoreClosedError):
+                self._forget_what_is_over()
+            reached = self.pending_writes.wait(goal, left(deadline))
+        failed = self.pending_writes.failures(goal)
         if failed:
             raise receipts.combine(failed)
         if not reached:
@@ -507,12 +509,13 @@ class RemoteEngine:
         if self._closed:
             return []
         self._forget_what_is_over()
-        return [one for one in self.pending_writes.failed() if not one.absorbed]
+        staged = [one for one in self.pending_writes.failed() if not one.absorbed]
+        return [*staged, *self.lost]
 
     def _forget_what_is_over(self) -> None:
         for page in _pages(self.pending_writes.failed()):
             over = cast("say.Sequences", self.connections.ask(say.Over(page)))
-            self.pending_writes.forget(over.sequences)
+            self.pending_writes.forget(over.sequences, over.events)
 
     def retry_failed(self) -> list[StagedReceipt]:
         """Retry every failed write of this client; return their receipts, which are open again."""
@@ -526,11 +529,13 @@ class RemoteEngine:
 
     def discard(self, receipt: StagedReceipt) -> bool:
         """Drop a failed write of this client and its bytes."""
+        if self.pending_writes.forget_lost(receipt):
+            return True
         if receipt not in self.pending_writes.failed():
             return False
         answer = cast("say.Done", self.connections.ask(say.Discard(receipt.sequence)))
         if answer.value:
-            self.pending_writes.discarded(receipt.sequence)
+            self.pending_writes.forget([receipt.sequence])
         return bool(answer.value)
 
     def shrink(self, nbytes: int) -> int:
@@ -568,7 +573,6 @@ class RemoteEngine:
                 self._forget_what_is_over()
         keys = self.pending_writes.unstored_keys()
         if (keys or not written) and self.pending_writes.lost is None:
-            self.take_unreported()
             self.pending_writes.take_again()
             why = "failed" if reached and written else "timed out"
             raise receipts.not_drained(keys, why)
@@ -586,9 +590,10 @@ class RemoteEngine:
         self.memory.close()
         self._closed = True
 
-    def take_unreported(self) -> list[StagedReceipt]:
-        """Return the receipts of failures that no barrier has reported, once."""
-        return self.pending_writes.take_unreported()
+    @property
+    def lost(self) -> list[StagedReceipt]:
+        """The failed writes of this client whose bytes are not staged any more."""
+        return self.pending_writes.lost_writes()
 
     def after_fork(self) -> None:
         """Mark this as the engine of a forked child, which cannot use it."""

@@ -49,7 +49,7 @@ class PendingWrites:
         self._open: dict[int, OpenReceipt] = {}
         self._numbers = Watermark()
         self._failed: dict[int, OpenReceipt] = {}
-        self._unreported: dict[int, OpenReceipt] = {}
+        self._lost: dict[int, OpenReceipt] = {}
         self._early: dict[int, Stored | Failed] = {}
 
     @contextmanager
@@ -87,7 +87,7 @@ class PendingWrites:
     def unfinished(self) -> str | None:
         """Describe the writes that may be lost with a daemon that was killed."""
         with self.tier_state.lock:
-            count = 0 if self.lost is None else len(self._unreported)
+            count = 0 if self.lost is None else len(self._lost)
         return f"{count} writes of the drain daemon at {self._path}" if count else None
 
     def accept(self, key: str, nbytes: int, *, checksum: int | None, sequence: int) -> OpenReceipt:
@@ -102,7 +102,7 @@ class PendingWrites:
             if early is not None:
                 endings = self._end_locked(receipt, early)
             elif self.lost is not None:
-                self._unreported[sequence] = receipt
+                self._lost[sequence] = receipt
                 endings = receipt.settle(None, self.lost)
             else:
                 self._open[sequence] = receipt
@@ -138,7 +138,6 @@ class PendingWrites:
             if receipt is None:
                 self._early[number] = event  # it arrived before the answer to the write
                 return
-            self._unreported.pop(number, None)
             self._numbers.discard(number)
             endings = self._end_locked(receipt, event)
             self._resolving.begin_locked()
@@ -165,9 +164,8 @@ class PendingWrites:
         error = error_of(event.failure)
         if isinstance(error, BlockNotFoundError):  # it was deleted: not a failure
             return receipt.settle(None, error)
-        self._unreported[receipt.sequence] = receipt
-        if not isinstance(error, BlockExistsError):  # else another writer was faster
-            self._failed[receipt.sequence] = receipt
+        over = isinstance(error, BlockExistsError)  # another writer was faster
+        (self._lost if over else self._failed)[receipt.sequence] = receipt
         return receipt.settle(None, error)
 
     def reopen(self, failed: Mapping[OpenReceipt, int], events: int) -> None:
@@ -185,22 +183,27 @@ class PendingWrites:
     def _reopen_locked(self, number: int) -> None:
         receipt = self._failed.pop(number, None)
         if receipt is not None:
-            self._unreported.pop(number, None)
             receipt.reopen()
             self._open[number] = receipt
             self._numbers.add(number)
 
-    def forget(self, numbers: Collection[int]) -> None:
-        """Record that failed writes are no longer staged: replaced by newer ones, or discarded."""
+    def forget(self, numbers: Collection[int], events: int = 0) -> None:
+        """Record that failed writes are no longer staged: they were deleted or discarded.
+
+        So many *events* had been sent by then; `wait` waits for them.
+        """
         with self.tier_state.lock:
+            self._due = max(self._due, events)
             for number in numbers:
                 self._failed.pop(number, None)
 
-    def discarded(self, number: int) -> None:
-        """Record that this client discarded a failed write: no barrier reports it."""
+    def forget_lost(self, receipt: StagedReceipt) -> bool:
+        """Forget a failed write whose bytes are not staged any more; False if it is none."""
         with self.tier_state.lock:
-            self._failed.pop(number, None)
-            self._unreported.pop(number, None)
+            found = self._lost.get(receipt.sequence) is receipt
+            if found:
+                del self._lost[receipt.sequence]
+            return found
 
     def failed(self) -> dict[OpenReceipt, int]:
         """Return the failed writes known so far, and how often each was retried."""
@@ -219,8 +222,8 @@ class PendingWrites:
             endings = []
             for number, receipt in self._open.items():
                 endings += receipt.settle(None, self.lost)
-                self._unreported[number] = receipt
                 self._numbers.discard(number)
+            self._lost |= self._open | self._failed
             self._open.clear()
             self._failed.clear()
             self._moved.notify_all()
@@ -251,12 +254,16 @@ class PendingWrites:
         with self.tier_state.lock:
             self._moved.wait_for(lambda: not any(n in self._open for n in numbers), _HEAR_S)
 
-    def take_unreported(self) -> list[StagedReceipt]:
-        """Return the failures that no barrier has reported, once."""
+    def failures(self, goal: int) -> list[OpenReceipt]:
+        """Return the writes up to a number that are failed, as far as is known."""
         with self.tier_state.lock:
-            unreported: list[StagedReceipt] = list(self._unreported.values())
-            self._unreported.clear()
-            return unreported
+            failed = self._failed | self._lost
+            return [failed[number] for number in sorted(failed) if number <= goal]
+
+    def lost_writes(self) -> list[StagedReceipt]:
+        """Return the failed writes whose bytes are not staged any more."""
+        with self.tier_state.lock:
+            return [*self._lost.values()]
 
     def unstored_keys(self) -> list[str]:
         """Return the keys that the store lacks: those of open and failed writes."""

@@ -252,7 +252,7 @@ KEY: Final = Key()
 # packed, little-endian, each length before what it counts. docs/staging-daemon.md has the table.
 
 
-VERSION: Final = 3
+VERSION: Final = 4
 _MAGIC: Final = b"kvsd"
 _HEADER: Final = struct.Struct("<4sHH")
 
@@ -320,6 +320,7 @@ class Wrote(NamedTuple):
     ticket: int
     checksum: int | None
     level: Level
+    existed: bool
 
 
 class Delete(NamedTuple):
@@ -551,7 +552,7 @@ LAYOUT: Final[dict[type[Message], tuple[int, tuple[Field, ...]]]] = {
     Release: (4, (U64,)),
     Pin: (5, (KEY, FLAG)),
     Fence: (6, (KEY, U64, _IF_EXISTS, _LIMIT)),
-    Wrote: (7, (U64, _CRC, _LEVEL)),
+    Wrote: (7, (U64, _CRC, _LEVEL, FLAG)),
     Delete: (8, (KEY, _LIMIT)),
     Present: (9, (_KEYS,)),
     List: (10, (Text(200), Text(200))),

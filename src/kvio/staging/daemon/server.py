@@ -171,6 +171,9 @@ class Clients(Protocol):
     def retry_failed(self, only: Collection[OpenReceipt]) -> None:
         """Retry failed writes; every client has got the events on return."""
 
+    def watch_again(self) -> None:
+        """Send every client events for its failed writes that are open again."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Room:
@@ -337,10 +340,17 @@ class Connection:
 
     def _accepted(self, receipt: OpenReceipt) -> say.Accepted:
         self._session.watch(receipt)
-        if self._ledger.unreported:  # each client keeps its own account of failures
-            with self._ledger.lock:
-                self._ledger.unreported.clear()
+        self._after_a_write()
         return say.Accepted(receipt.sequence, receipt.checksum)
+
+    def _after_a_write(self) -> None:
+        ledger = self._ledger
+        if ledger.lost:  # each client keeps its own account of failures
+            with ledger.lock:
+                ledger.lost.clear()
+        if ledger.reopened:  # it has taken the place of failed writes, perhaps of other clients
+            ledger.reopened = False
+            self._clients.watch_again()
 
     # Past the tier
 
@@ -378,12 +388,13 @@ class Connection:
                     question.level,
                     IOMode.MEMORY,
                     _PASSED_THROUGH,
-                    existed=False,
+                    existed=question.existed,
                 ),
                 fence.before,
             )
         finally:
             self._ledger.unclaim(fence.key_queue)
+        self._after_a_write()
         return [say.Accepted(receipt.sequence, receipt.checksum)]
 
     def _check_stored(self, fence: _Fenced, checksum: int | None) -> None:
@@ -480,6 +491,7 @@ class Connection:
         return [say.Done(int(gone))]
 
     def _over(self, question: say.Over) -> Sequence[say.Message]:
+        self._session.watch_again()  # what is open again is so for this client from now on
         failed = self._session.failed(question.sequences)
         with self._ledger.lock:
             staged = {one for entry in self._ledger.failed.values() for one in entry.receipts}
@@ -657,6 +669,10 @@ class StageDaemon:
         A block that absorbed a failed write is retried for both clients.
         """
         self.core.ledger.retry_failed(only)
+        self.watch_again()
+
+    def watch_again(self) -> None:
+        """Send every client events for its failed writes that are open again."""
         with self._lock:
             sessions = list(self._sessions.values())
         for session in sessions:

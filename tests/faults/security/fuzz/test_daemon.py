@@ -56,7 +56,7 @@ FREE: Final = [make for make in KINDS if not isinstance(make(random.Random(1)), 
 HOLDING: Final[list[Callable[[random.Random, int], say.Message]]] = [
     lambda dice, ticket: say.Commit(ticket, dice.getrandbits(32)),
     lambda _, ticket: say.Release(ticket),
-    lambda _, ticket: say.Wrote(ticket, None, Level.DURABLE),
+    lambda _, ticket: say.Wrote(ticket, None, Level.DURABLE, existed=False),
 ]
 Receive: TypeAlias = Callable[[socket.socket], say.Message | None]
 
