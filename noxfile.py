@@ -35,6 +35,11 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g",
 #: Most tests wait for a disk: four at a time take a third of the time, even on two processors.
 PARALLEL = ("-n", "4")
 S3_SERVERS = ("minio", "versitygw", "s3mem")
+#: Where the branches of DLIO are that MLPerf Storage and Argonne run, at the commits tested.
+DLIO_BRANCHES = {
+    "argonne": "https://github.com/argonne-lcf/dlio_benchmark@e1919d7b6ccffbe15143cd616517da9e5d7b26a7",
+    "mlcommons": "https://github.com/mlcommons/DLIO_local_changes@f6796ed281e39ccc83a450e2b1f21b9c909d8fd0",
+}
 #: What the sanitized build runs: all that the C core does. Durable variants add waiting for the
 #: disk; what they call is called by tests/posix. A child that is forked while another thread is
 #: in malloc finds a lock of ASan's allocator taken for ever (no atfork handlers up to gcc 13).
@@ -290,13 +295,21 @@ def s3(session: nox.Session) -> None:
         session.run("python", "-m", "pytest", *arguments, env={"KVIO_S3_SERVER": server})
 
 
-@nox.session(default=False, python=["3.11", "3.12"])
-def dlio(session: nox.Session) -> None:
-    """Run DLIO 2.0.0 on kvio: every phase, one and two ranks, disks and S3; then beside stock.
+@nox.session(default=False)
+@nox.parametrize(
+    ("python", "release"),
+    [
+        *((python, release) for release in ("pypi", "argonne") for python in ("3.11", "3.12")),
+        ("3.12", "mlcommons"),
+    ],
+)
+def dlio(session: nox.Session, release: str) -> None:
+    """Run DLIO on kvio: every phase, one and two ranks, disks and S3; then beside stock.
 
-    Shared files of MPI jobs are tested here too, since this environment has an mpirun.
+    Shared files of MPI jobs are tested here too, since this environment has an mpirun. Branches of
+    DLIO come from GitHub, or from clones in KVIO_DLIO_ARGONNE and KVIO_DLIO_MLCOMMONS.
     """
-    install_dlio(session, "test")
+    install_dlio(session, "test", release=release)
     session.run("python", "-m", "tests.s3.servers")
     with_mpi = ("test_ranks_real.py", "test_sharedfile_docs.py")
     tests = (
@@ -309,6 +322,59 @@ def dlio(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def mlperf_kv(session: nox.Session) -> None:
+    """Run MLCommons' KV-cache benchmark on kvio, unmodified, and then beside its own storage tier.
+
+    ``KVIO_MLPERF_KV`` names its folder; else it is cloned from GitHub. Without either what needs
+    it is skipped, and the tests say how many of them that were.
+    """
+    install(session, "test", "s3", "mlperf-kv", extras="[cli,plot]")
+    folder = os.environ.get("KVIO_MLPERF_KV") or clone_mlperf_kv(session)
+    tests = ("tests/connectors/mlperf_kv", "tests/benchmarks/test_mlperf_kv.py")
+    session.run("python", "-m", "tests.s3.servers")
+    session.run(
+        *("python", "-m", "pytest", *(session.posargs or tests)), env={"KVIO_MLPERF_KV": folder}
+    )
+    if folder and not session.posargs:
+        short = ("--rounds", "1", "--duration", "5", "--max-bytes", "512MiB")
+        session.run("python", "-m", "benchmarks", "mlperf_kv", "--program", folder, *short)
+
+
+@nox.session(default=False)
+def compare_mlperf_kv(session: nox.Session) -> None:
+    """Compare kvio's backends with the storage tier of MLCommons' KV-cache benchmark.
+
+    Arguments go to ``python -m benchmarks mlperf_kv``.
+    """
+    install(session, "mlperf-kv", extras="[cli,plot]")
+    folder = os.environ.get("KVIO_MLPERF_KV") or clone_mlperf_kv(session)
+    environment = {"KVIO_MLPERF_KV": folder}
+    session.run("python", "-m", "benchmarks", "mlperf_kv", *session.posargs, env=environment)
+
+
+def clone_mlperf_kv(session: nox.Session) -> str:
+    """Clone the KV-cache benchmark and return its folder; empty: it cannot be had here."""
+    clone = Path(session.create_tmp()).resolve() / "storage"
+    folder = clone / "kv_cache_benchmark"
+    if not folder.is_dir():
+        shutil.rmtree(clone, ignore_errors=True)
+        command = ("git", "-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=30", "clone")
+        try:
+            session.run(
+                *(*command, "--depth", "1", "https://github.com/mlcommons/storage", str(clone)),
+                env={"GIT_TERMINAL_PROMPT": "0"},
+                external=True,
+            )
+        except nox.command.CommandFailed:
+            session.warn(
+                "SKIPPED: the KV-cache benchmark cannot be cloned from github.com/mlcommons/"
+                "storage: KVIO_MLPERF_KV=FOLDER names a copy. What needs it is not run"
+            )
+            return ""
+    return str(folder)
+
+
+@nox.session(default=False)
 def compare_dlio(session: nox.Session) -> None:
     """Compare DLIO's own metrics on kvio with stock's.
 
@@ -316,17 +382,28 @@ def compare_dlio(session: nox.Session) -> None:
     After a first argument ``torch`` stock's own loader takes part too; that takes 6 GB.
     """
     arguments = session.posargs
-    install_dlio(session)
+    install_dlio(session, release="pypi")
     if arguments[:1] == ["torch"]:
         session.install(".[torch]")
         arguments = arguments[1:]
     session.run("python", "-m", "benchmarks", "dlio", *arguments)
 
 
-def install_dlio(session: nox.Session, *groups: str) -> None:
-    """Install kvio with DLIO 2.0.0, an mpirun and the S3 libraries."""
+def install_dlio(session: nox.Session, *groups: str, release: str) -> None:
+    """Install kvio with a release of DLIO, an mpirun and the S3 libraries; skip without it."""
     install(session, *groups, "s3", "dlio", extras="[cli,plot,dlio]")
-    session.install("--no-deps", *group("dlio-itself"))
+    session.install("--no-deps", *group(f"dlio-{release}"))
+    if release not in DLIO_BRANCHES:
+        return
+    clone = os.environ.get(f"KVIO_DLIO_{release.upper()}")
+    try:
+        session.install("--no-deps", clone or f"git+{DLIO_BRANCHES[release]}")
+    except nox.command.CommandFailed:
+        session.warn(
+            f"SKIPPED: DLIO {release} cannot be installed from {clone or DLIO_BRANCHES[release]}; "
+            f"name a clone of it in KVIO_DLIO_{release.upper()}"
+        )
+        session.skip(f"no DLIO {release}")
 
 
 @nox.session(default=False)
@@ -384,6 +461,7 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def torch(session: nox.Session) -> None:
-    """Run the tests that need torch, which is large."""
-    install(session, "test", extras="[cli,plot,torch]")
+    """Run the tests that need torch, and the programs of docs/recipes; 6 GB are installed."""
+    install(session, "test", "s3", "recipes", extras="[cli,plot,torch]")
+    session.run("python", "-m", "tests.s3.servers")
     session.run("python", "-m", "pytest", "-m", "torch", *session.posargs)

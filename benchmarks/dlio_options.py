@@ -45,8 +45,8 @@ def dlio(
         ),
     ] = None,
     workloads: Annotated[
-        str, typer.Option(metavar="NAME,...", help="unet3d, retinanet, checkpoint.")
-    ] = "unet3d,retinanet,checkpoint",
+        str, typer.Option(metavar="NAME,...", help="unet3d, retinanet, hdf5, checkpoint.")
+    ] = "unet3d,retinanet,hdf5,checkpoint",
     ranks: Annotated[
         str, typer.Option(metavar="N,...", help="Numbers of MPI ranks, one case each.")
     ] = "1,2",

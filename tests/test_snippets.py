@@ -14,6 +14,12 @@ from tests.snippets import Snippet
 #: Pages whose blocks need a server, a daemon or torch, and the tests that run them with it.
 ELSEWHERE = {
     "docs/connectors/torch_dcp.md": "tests/connectors/test_torch_dcp_docs.py",
+    "docs/recipes/dataloader.md": "tests/recipes/test_dataloader.py",
+    "docs/recipes/fsdp2.md": "tests/recipes/test_fsdp2.py",
+    "docs/recipes/huggingface.md": "tests/recipes/test_huggingface.py",
+    "docs/recipes/lightning.md": "tests/recipes/test_lightning.py",
+    "docs/recipes/safetensors.md": "tests/recipes/test_safetensors.py",
+    "docs/recipes/torchtitan.md": "tests/recipes/test_torchtitan.py",
     "docs/s3.md": "tests/s3/test_s3_docs.py",
     "docs/staging-daemon.md": "tests/staging/daemon/test_page.py",
 }

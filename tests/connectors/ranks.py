@@ -72,10 +72,12 @@ class Broken:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def submit_write(self, key: str, data: Any, *, if_exists: Any) -> Any:
+    def submit_write(
+        self, key: str, data: Any, *, if_exists: Any = "keep", timeout: float | None = None
+    ) -> Any:
         if dist.get_rank() == 1:
             raise kvio.StorageFullError("no room", key=key)
-        return self._store.submit_write(key, data, if_exists=if_exists)
+        return self._store.submit_write(key, data, if_exists=if_exists, timeout=timeout)
 
 
 def fail(store: kvio.Store) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -247,3 +249,27 @@ def test_only_blocks_of_dead_saves_are_removed() -> None:
     assert named == removed == ["run/00000009-0123456789abcdef/rank-00000/000000"]
     assert untouched == before
     assert left == before - set(removed)
+
+
+UNCLOSED = """
+import sys
+import torch, torch.distributed.checkpoint as dcp
+import kvio
+from kvio.connectors.torch_dcp import KvioWriter
+store = kvio.open_store("posix-tmpfile", root=sys.argv[1], create=True)
+writer = KvioWriter(store, "model", level="visible")
+dcp.save({"a": torch.ones(3)}, storage_writer=writer, no_dist=True)
+"""
+
+
+def test_a_program_that_leaves_its_store_open_ends_in_silence(tmp_path: Path) -> None:
+    """Torch keeps objects until modules are cleared; a finaliser then has no functions to call."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::UserWarning", "-c", UNCLOSED, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+    assert done.stderr == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from .dcp import (
 )
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner  # isort: skip
+
+from kvio.connectors.torch_dcp import versions  # isort: skip
 
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings(ALONE)]
@@ -203,11 +206,38 @@ def test_planner_data_is_restored_or_refused() -> None:
     assert "builtins.set" in str(cause_of(caught))
 
 
-def test_plans_of_an_older_save_are_refused() -> None:
-    """A planner that caches plans would write to the location of an older save."""
+class _CachesA(DefaultSavePlanner):  # type: ignore[misc, unused-ignore]
+    """Its own name: torch caches plans by the name of the class, in all of the process."""
+
+
+class _CachesB(DefaultSavePlanner):  # type: ignore[misc, unused-ignore]
+    pass
+
+
+class _CachesC(DefaultSavePlanner):  # type: ignore[misc, unused-ignore]
+    pass
+
+
+def test_a_writer_saves_with_cached_plans() -> None:
+    """Every save has its own values and blocks, also if the plan changes in between."""
+    with memory_store() as store:
+        writer = KvioWriter(store, "run", level="visible", keep=5)
+        for value, more in ((1, {}), (2, {}), (3, {"b": BASE}), (4, {"b": BASE * 2}), (5, {})):
+            planner = _CachesA(enable_plan_caching=True)
+            dcp.save({"a": BASE + value, **more}, storage_writer=writer, planner=planner)
+        kept = versions(store, "run")
+        loaded = [load(store, {"a": torch.zeros(100)}, version=version) for version in kept]
+        both = load(store, {"a": torch.zeros(100), "b": torch.zeros(100)}, version=kept[1])
+
+    assert [raw(state["a"]) for state in loaded] == [raw(BASE + n) for n in (5, 4, 3, 2, 1)]
+    assert raw(both["b"]) == raw(BASE * 2)
+
+
+def test_a_cached_plan_that_a_writer_has_not_seen_is_refused() -> None:
+    """The plan that torch does not send again would have the locations of an older save."""
     with memory_store() as store:
         for attempt in range(2):
-            planner = DefaultSavePlanner(enable_plan_caching=True)
+            planner = _CachesB(enable_plan_caching=True)
             writer = KvioWriter(store, "run", level="visible")
             if attempt == 0:
                 dcp.save({"a": BASE}, storage_writer=writer, planner=planner)
@@ -217,6 +247,21 @@ def test_plans_of_an_older_save_are_refused() -> None:
         loaded = load(store, {"a": torch.zeros(100)})
 
     assert "enable_plan_caching" in str(cause_of(caught))
+    assert raw(loaded["a"]) == raw(BASE)
+
+
+def test_a_cached_plan_of_another_writer_is_refused() -> None:
+    """Two writers with one planner's cache never publish items that are not in the metadata."""
+    with memory_store() as store:
+        first, second = (KvioWriter(store, name, level="visible") for name in ("one", "two"))
+        plan = partial(_CachesC, enable_plan_caching=True)
+        dcp.save({"a": BASE}, storage_writer=first, planner=plan())
+        dcp.save({"a": BASE, "b": BASE}, storage_writer=second, planner=plan())
+        with pytest.raises(CheckpointException) as caught:
+            dcp.save({"a": BASE + 1, "b": BASE + 1}, storage_writer=first, planner=plan())
+        loaded = load(store, {"a": torch.zeros(100)}, "one")
+
+    assert "another writer" in str(cause_of(caught))
     assert raw(loaded["a"]) == raw(BASE)
 
 

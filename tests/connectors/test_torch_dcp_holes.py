@@ -169,3 +169,34 @@ def test_items_cannot_run_code(kind: Any, tmp_path: Path) -> None:
         dcp.load({"item": None}, storage_reader=kind.reader("run"))
 
     assert not ran.exists()
+
+
+def rank_writer(root: Path, rank: int) -> Any:
+    """Make torch's writer as rank *rank* of a job has it."""
+
+    class Writer(dcp.FileSystemWriter):  # type: ignore[misc, unused-ignore]
+        def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
+            super().set_up_storage_writer(*args, **{**kwargs, "rank": rank})
+
+    return Writer(root)
+
+
+def test_without_collectives_a_checkpoint_is_a_mix_of_two_saves(tmp_path: Path) -> None:
+    """Why KvioWriter refuses use_collectives=False: no rank knows whether all have finished.
+
+    Torch's own writer publishes each rank's metadata by itself. A rank that is killed in the second
+    save leaves its first, beside the second of the others, and nothing can tell.
+    """
+    for rank, step in ((0, 1), (1, 1), (0, 2)):  # rank 1 is killed before it saves again
+        state = {f"rank {rank}": torch.full((9,), float(step))}
+        dcp.save(state, storage_writer=rank_writer(tmp_path, rank), use_collectives=False)
+    found = []
+    for rank in (0, 1):
+        reader = dcp.FileSystemReader(tmp_path)
+        metadata = reader.read_metadata(rank=rank)
+        (name,) = metadata.state_dict_metadata
+        (stored,) = metadata.storage_data.values()
+        value = torch.load((tmp_path / stored.relative_path), weights_only=True)
+        found.append((name, value[0].item()))
+
+    assert found == [("rank 0", 2), ("rank 1", 1)]

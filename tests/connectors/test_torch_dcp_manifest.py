@@ -148,3 +148,38 @@ def test_the_metadata_of_the_reader_names_its_load() -> None:
 
     assert meta.checkpoint_id == "run"
     assert meta.load_id
+
+
+def test_the_head_is_what_the_whole_manifest_says(document: bytes) -> None:
+    """The head is read without the items, whatever they are, and from any form of JSON."""
+    read = manifests.decode(document, "run", "run/manifest")
+    items = document.index(b'"items":')
+    spaced = json.dumps(json.loads(document), indent=1).encode()
+    for data in (document, document[:items] + b'"items":[broken', spaced):
+        head = manifests.decode_head(data, "run", "run/manifest")
+
+        assert (head.version, head.sequence) == (read.version, read.sequence)
+        assert (head.versions, head.removing) == (read.versions, read.removing)
+        assert list(head.block_keys) == read.block_keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("format", "zip"),
+        ("format_version", 2),
+        ("version", "../other"),
+        ("sequence", -1),
+        ("versions", ["a b"]),
+        ("removing", 5),
+        ("blocks", [["../../other/manifest", 1, None]]),
+        ("blocks", None),
+    ],
+)
+def test_an_inconsistent_head_is_refused(document: bytes, name: str, value: Any) -> None:
+    """A save trusts no head that a load would refuse; its keys become removals."""
+    parsed = json.loads(document)
+    parsed[name] = value
+    compact = json.dumps(parsed, separators=(",", ":")).encode()
+    with pytest.raises((kvio.CorruptBlockError, kvio.UnsupportedError)):
+        manifests.decode_head(compact, "run", "run/manifest")

@@ -123,6 +123,7 @@ class Workload:
     Attributes:
         record_nbytes: of a sample before it is encoded.
         batch: samples of one step of one rank.
+        samples: in a file.
         saves: it is about checkpoints, and its samples are few and small.
     """
 
@@ -130,6 +131,7 @@ class Workload:
     format: str
     record_nbytes: int
     batch: int
+    samples: int = 1
     saves: bool = False
 
 
@@ -138,6 +140,7 @@ WORKLOADS: Final = {
     for one in (
         Workload(name="unet3d", format="npz", record_nbytes=2 * MiB, batch=4),
         Workload(name="retinanet", format="jpeg", record_nbytes=322_957, batch=4),
+        Workload(name="hdf5", format="hdf5", record_nbytes=128 * KiB, batch=4, samples=16),
         Workload(name="checkpoint", format="npz", record_nbytes=64 * KiB, batch=1, saves=True),
     )
 }
@@ -171,12 +174,13 @@ class Case:
         return f"{self.workload.name}, np {self.ranks}"
 
     def files(self, load: Load) -> int:
-        """Count the samples, each a file: whole steps of all ranks, and at least one per thread."""
+        """Count the files: whole steps of all ranks, and at least a sample per thread."""
         step = self.workload.batch * self.ranks
         least = max(2 * step, -(-load.read_threads // self.workload.batch) * step)
         if self.workload.saves:
             return least
-        return max(least, load.max_bytes // self.workload.record_nbytes // step * step)
+        nbytes = self.workload.record_nbytes * self.workload.samples
+        return max(least, load.max_bytes // nbytes // step * step)
 
     def dlio_options(self, load: Load) -> list[str]:
         """Return the options that say what is generated, read and saved."""
@@ -186,9 +190,11 @@ class Case:
             "model": self.workload.name,
             "dataset.format": self.workload.format,
             "dataset.num_files_train": self.files(load),
-            "dataset.num_samples_per_file": 1,
+            "dataset.num_samples_per_file": self.workload.samples,
             "dataset.record_length": self.workload.record_nbytes,
             "dataset.record_length_stdev": 0,
+            # Of 2 GiB, which the generator of hdf5 fills with noise for every file.
+            "dataset.generation_buffer_size": self.workload.record_nbytes * self.workload.samples,
             # DLIO hands an array of this size to the training, whatever it has read.
             "dataset.record_length_resize": 64 * KiB,
             "reader.batch_size": self.workload.batch,

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,9 +22,13 @@ _OWN: Final = ("KVIO_DLIO", "KVIO_DLIO_COUNTS")
 _TINY: Final = (
     "workload=unet3d_a100",
     "++workload.dataset.num_files_train=4",
+    # 2.0.0 has the first three, later releases the next.
     "++workload.dataset.record_length=4096",
     "++workload.dataset.record_length_stdev=0",
     "++workload.dataset.record_length_resize=1024",
+    "++workload.dataset.record_length_bytes=4096",
+    "++workload.dataset.record_length_bytes_stdev=0",
+    "++workload.dataset.record_length_bytes_resize=1024",
     "++workload.dataset.generation_buffer_size=65536",
     "++workload.reader.batch_size=1",
     "++workload.reader.read_threads=2",
@@ -43,6 +47,33 @@ needs_dlio = pytest.mark.skipif(
 )
 
 
+def later_release() -> bool:
+    """Return whether the installed DLIO is later than the release 2.0.0 on PyPI."""
+    from kvio.connectors.dlio.checkpoints import LOADS
+
+    return LOADS
+
+
+needs_boto3_in_dlio = pytest.mark.skipif(
+    importlib.util.find_spec("mlpstorage_py") is not None,
+    reason="mlpstorage of version 3 forbids boto3 in DLIO's processes",
+)
+
+
+def saved_states(names: Iterable[str]) -> list[str]:
+    """Return the states that files of checkpoints hold: releases name the files differently."""
+    return sorted(re.findall(r"\b(layer|model)", " ".join(names)))
+
+
+def expected_states(*, checkpoints: int) -> list[str]:
+    """Return the states of checkpoints of a workload that names a model and layers of no number.
+
+    2.0.0 writes the layers too, later releases do not.
+    """
+    states = ["model"] if later_release() else ["layer", "model"]
+    return sorted(states * checkpoints)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """How a run of DLIO ended: its status, what it printed, and kvio's counts of every rank."""
@@ -58,8 +89,9 @@ class Run:
 
     @property
     def metrics(self) -> list[str]:
-        """The names of the metrics that DLIO prints."""
-        return re.findall(r"^\[METRIC\] ([A-Z][^:]*):", self.text, re.MULTILINE)
+        """The names of the metrics that DLIO prints, in the units of 2.0.0."""
+        names = re.findall(r"^\[METRIC\] ([A-Z][^:]*):", self.text, re.MULTILINE)
+        return [name.replace("(MiB/", "(MB/") for name in names]
 
 
 def plugged(more: Mapping[str, str]) -> dict[str, str]:
@@ -69,7 +101,8 @@ def plugged(more: Mapping[str, str]) -> dict[str, str]:
     path = subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout
     binaries = f"{Path(sys.executable).parent}{os.pathsep}{given.get('PATH', '')}"
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return {**given, **one_thread, "PATH": binaries, "PYTHONPATH": path.strip(), **more}
+    steps = {"DLIO_LOG_LEVEL": "info"}  # 2.0.0 prints each step anyway
+    return {**given, **one_thread, **steps, "PATH": binaries, "PYTHONPATH": path.strip(), **more}
 
 
 def run_dlio(
@@ -78,6 +111,7 @@ def run_dlio(
     ranks: int = 1,
     more_path: str | None = None,
     environment: Mapping[str, str] | None = None,
+    umask: int = -1,
 ) -> Run:
     """Run DLIO below *work*, with options after those of a tiny workload."""
     given = plugged(environment or {})
@@ -87,7 +121,8 @@ def run_dlio(
         command_of(given["PATH"], work, *options, ranks=ranks),
         env=given,
         cwd=work,
-        timeout=120,
+        umask=umask,
+        timeout=300,
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

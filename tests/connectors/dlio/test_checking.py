@@ -46,7 +46,7 @@ _RUN = {
 
 
 def _check(*ranks: Sequence[int], kvios_loader: bool = True) -> None:
-    from kvio.connectors.dlio import benchmark, counts, versions
+    from kvio.connectors.dlio import benchmark, counts, plan
     from kvio.connectors.dlio.checkpoints import NumpyCheckpointing
     from kvio.connectors.dlio.loader import KvioLoader
 
@@ -62,7 +62,14 @@ def _check(*ranks: Sequence[int], kvios_loader: bool = True) -> None:
         )
         for writes, reads, saved in ranks
     ]
-    benchmark.check_counts(SimpleNamespace(**_RUN, **classes), found, versions.PYPI)
+    args = [SimpleNamespace(**_RUN, **classes, my_rank=rank) for rank in range(2)]
+    workload = plan.workload_of(args[0])
+    benchmark.check_counts(
+        args[0],
+        found,
+        generated=plan.generated_files(args[0]),
+        checkpoints=[plan.checkpoints_of(one, workload, object()) for one in args],
+    )
 
 
 def test_what_was_planned_passes() -> None:

@@ -136,3 +136,33 @@ def test_a_format_that_is_not_read_is_refused_by_name() -> None:
     """With the formats that are."""
     with pytest.raises(kvio.UnsupportedError, match=r"npz.*tfrecord.*not synthetic"):
         decoding.check_format("synthetic")
+
+
+def test_several_datasets_of_records_are_one_array() -> None:
+    """Some releases write records_0, records_1, ... : an axis after that of the sample."""
+    h5py = pytest.importorskip("h5py", reason="needs h5py")
+    file = io.BytesIO()
+    with h5py.File(file, "w") as made:
+        for number in range(3):
+            made[f"records_{number}"] = np.full((4, 2), number)
+    array = decoding.decode("hdf5", file.getbuffer(), key="k")
+
+    assert array.shape == (4, 3, 2)
+    assert array[:, 1].tolist() == [[1, 1]] * 4
+
+
+def test_an_hdf5_file_without_records_is_damaged() -> None:
+    """And named, like every other."""
+    h5py = pytest.importorskip("h5py", reason="needs h5py")
+    file = io.BytesIO()
+    with h5py.File(file, "w") as made:
+        made["other"] = np.zeros(3)
+    with pytest.raises(kvio.CorruptBlockError, match=r"'k'.*records"):
+        decoding.decode("hdf5", file.getbuffer(), key="k")
+
+
+@pytest.mark.parametrize("text", [b"1,2\n3,4\n", b",0,1\n0,1,2\n1,3,4\n"])
+def test_rows_of_a_csv_are_counted_with_and_without_a_header(text: bytes) -> None:
+    """Two rows in either: releases differ in whether they write a header."""
+    pytest.importorskip("pandas", reason="needs pandas")
+    assert len(decoding.decode("csv", memoryview(text), key="k")) == 2

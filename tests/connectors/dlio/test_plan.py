@@ -28,7 +28,7 @@ WORKLOAD = Workload(
     batch=2,
     eval_batch=1,
     epochs=2,
-    generate=True,
+    generated=16,
 )
 
 
@@ -72,7 +72,7 @@ def test_a_plain_workload_writes_every_file_and_reads_each_once_an_epoch() -> No
 
 def test_what_is_not_done_is_not_planned() -> None:
     """No generation: no writes; no training: no reads."""
-    assert dataclasses.replace(WORKLOAD, generate=False).writes() == 0
+    assert dataclasses.replace(WORKLOAD, generated=0).writes() == 0
     assert dataclasses.replace(WORKLOAD, train=False).reads(0) == 0
 
 
@@ -97,6 +97,12 @@ def test_an_indexed_sample_is_a_read_and_an_index_two_a_pass() -> None:
     assert shuffled.reads(0) == sum(12 + 2 * len(numbers) for numbers in files)
 
 
+def test_an_indexed_file_is_written_as_three_blocks() -> None:
+    """Its samples, and two indexes; other formats have one block a file."""
+    assert WORKLOAD.writes() == 16
+    assert dataclasses.replace(WORKLOAD, format="indexed_binary").writes() == 3 * 16
+
+
 def test_readers_that_keep_indexes_read_no_fewer_blocks_of_other_formats() -> None:
     """Only an indexed format has blocks that are read once for all epochs."""
     assert WORKLOAD.least_reads(1) == WORKLOAD.reads(1) == 16
@@ -114,7 +120,6 @@ def test_evaluations_come_when_they_are_due() -> None:
     )
 
     assert list(evaluated.evaluated_epochs()) == [2, 5]
-    assert evaluated.writes() == 20
     assert evaluated.reads(0) == 7 * 8 + 2 * 2
 
 

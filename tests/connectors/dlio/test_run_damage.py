@@ -31,11 +31,16 @@ _FORMATS = ["npz", "npy", "jpeg", "png", "hdf5", "csv", "indexed_binary"]
 
 
 def _generated(work: Path, name: str) -> tuple[str, ...]:
+    from kvio.connectors.dlio import interfaces
+
+    if not interfaces.decodes(name) and name in ("jpeg", "png"):
+        pytest.skip("the images that this DLIO generates are noise")
     (work / "store").mkdir()
     options = (
-        *("+kvio=posix-tmpfile", f"kvio.root={work}/store"),
+        # One release counts the bytes of a sample, and so does kvio there unless it is told.
+        *("+kvio=posix-tmpfile", f"kvio.root={work}/store", "kvio.decode=true"),
         f"++workload.dataset.format={name}",
-        f"++workload.dataset.num_samples_per_file={1 if name in ('jpeg', 'png') else 3}",
+        f"++workload.dataset.num_samples_per_file={1 if name in ('jpeg', 'png') else 2}",
     )
     run = run_dlio(work, *options, "++workload.workflow.train=False")
     assert run.status == 0, run.text
@@ -115,12 +120,14 @@ def test_a_full_store_ends_the_run_with_the_block_that_did_not_fit(
         disk_path,
         *("+kvio=posix-tmpfile", f"kvio.root={mounted}"),
         "++workload.dataset.record_length=262144",
+        "++workload.dataset.record_length_bytes=262144",
         ranks=ranks,
     )
 
     assert run.status != 0
-    said = [line for line in run.text.splitlines() if line.startswith("kvio.errors.")]
-    assert any("StorageFullError: posix-tmpfile: write failed for block" in one for one in said)
+    # One release draws a progress bar into the lines of an error; 2.0.0 writes a file to be moved.
+    assert "No space left on device" in run.text, run.text
+    assert "'data/unet3d/train/img_" in run.text
     assert "BufferError" not in run.text
     sizes = {path.stat().st_size for path in mounted.rglob("*.npz")}
     assert len(sizes) == 1
@@ -129,16 +136,20 @@ def test_a_full_store_ends_the_run_with_the_block_that_did_not_fit(
 
 @pytest.mark.root
 def test_a_full_staging_directory_is_named_and_left_empty(mounted: Path, disk_path: Path) -> None:
-    """With the block that was generated."""
+    """With the block that was generated, by a generator that writes files in every release."""
     (disk_path / "store").mkdir()
     run = run_dlio(
         disk_path,
         *("+kvio=posix-tmpfile", f"kvio.root={disk_path}/store", f"kvio.staging_dir={mounted}"),
+        "++workload.dataset.format=indexed_binary",
         "++workload.dataset.record_length=1048576",
+        "++workload.dataset.record_length_bytes=1048576",
+        # With less than a sample one release writes nothing, for ever.
+        "++workload.dataset.generation_buffer_size=8388608",
     )
 
     assert run.status != 0
-    assert "img_0_of_4.npz" in run.text, run.text
+    assert "img_0_of_4.indexed_binary" in run.text, run.text
     assert str(mounted) in run.text
     assert list(mounted.iterdir()) == []
 

@@ -105,20 +105,24 @@ def test_settings_in_the_environment_that_cannot_be_end_the_run(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_dlio_that_is_not_known_is_refused(ranks: int, root: Path) -> None:
-    """The version is that of the installed distribution; here another comes first."""
-    named = root.parent / "first/dlio_benchmark-9.9.9.dist-info"
-    named.mkdir(parents=True)
-    (named / "METADATA").write_text("Metadata-Version: 2.1\nName: dlio_benchmark\nVersion: 9.9.9\n")
+def test_a_dlio_with_another_interface_is_refused(ranks: int, root: Path) -> None:
+    """A factory that takes other arguments than in the releases that kvio knows."""
+    named = root.parent / "first"
+    named.mkdir()
+    (named / "sitecustomize.py").write_text(
+        "from dlio_benchmark.storage.storage_factory import StorageFactory\n"
+        "StorageFactory.get_storage = staticmethod(lambda kind, place: None)\n"
+    )
     run = run_dlio(
         root.parent,
         *("+kvio=posix-tmpfile", f"kvio.root={root}"),
         ranks=ranks,
-        more_path=str(named.parent),
+        more_path=str(named),
     )
 
     assert run.status != 0
-    assert "kvio does not know DLIO 9.9.9" in run.text, run.text
+    said = "kvio does not know this DLIO: StorageFactory.get_storage takes (kind, place)"
+    assert said in run.text, run.text
     assert files_below(root) == {}
 
 
@@ -174,6 +178,7 @@ def test_a_storage_type_that_is_not_kvios_is_warned_of(root: Path) -> None:
     run = run_dlio(
         root.parent,
         *stock_options(root.parent / "data"),
+        "++workload.storage.storage_type=local_fs",
         environment={"KVIO_DLIO": f"posix-tmpfile://{root}"},
     )
 
@@ -187,7 +192,7 @@ def test_a_corrupt_sample_stops_all_ranks_with_its_name(ranks: int, generated: P
     """Nothing waits in a barrier for a rank that has failed."""
     sample = generated / "data/unet3d/train/img_2_of_4.npz"
     os.truncate(sample, 1000)
-    where = ("+kvio=posix-tmpfile", f"kvio.root={generated}", _TRAIN_ONLY)
+    where = ("+kvio=posix-tmpfile", f"kvio.root={generated}", "kvio.decode=true", _TRAIN_ONLY)
     run = run_dlio(generated.parent, *where, ranks=ranks)
 
     assert run.status != 0

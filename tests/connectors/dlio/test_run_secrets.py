@@ -11,11 +11,11 @@ import pytest
 
 from tests.s3.servers import Endpoint, NoServerError, chosen, resolve, serving
 
-from .running import Run, needs_dlio, run_dlio
+from .running import Run, needs_boto3_in_dlio, needs_dlio, run_dlio
 
 boto3: Any = pytest.importorskip("boto3", reason="boto3 is not installed")
 
-pytestmark = [needs_dlio, pytest.mark.slow]
+pytestmark = [needs_dlio, needs_boto3_in_dlio, pytest.mark.slow]
 
 CANARY = "CANARYsEcReT0123456789"
 _CLAIMED = "++workload.storage.storage_type=parallel_fs"

@@ -22,7 +22,7 @@ def test_a_workload_of_records_is_generated_and_read(ranks: int, disk_path: Path
         "workload=resnet50_a100",
         "+kvio=posix-tmpfile",
         f"kvio.root={root}",
-        "++workload.dataset.num_samples_per_file=3",
+        "++workload.dataset.num_samples_per_file=2",
         ranks=ranks,
     )
 
@@ -32,7 +32,7 @@ def test_a_workload_of_records_is_generated_and_read(ranks: int, disk_path: Path
     assert sorted(stored) == [f"data/resnet50/train/img_{i}_of_4.tfrecord" for i in range(4)]
     for content in stored.values():
         [nbytes] = struct.unpack_from("<Q", content)
-        assert len(content) == 3 * (8 + 4 + nbytes + 4)
+        assert len(content) == 2 * (8 + 4 + nbytes + 4)
     assert sorted(path.name for path in disk_path.iterdir()) == ["out", "store"]
 
 
@@ -41,7 +41,7 @@ def test_a_record_that_is_damaged_stops_the_run_with_its_name(disk_path: Path) -
     root = disk_path / "store"
     root.mkdir()
     where = ("workload=resnet50_a100", "+kvio=posix-tmpfile", f"kvio.root={root}")
-    options = (*where, "++workload.dataset.num_samples_per_file=3")
+    options = (*where, "++workload.dataset.num_samples_per_file=2")
     run_dlio(disk_path, *options, "++workload.workflow.train=False")
     sample = root / "data/resnet50/train/img_2_of_4.tfrecord"
     content = bytearray(sample.read_bytes())

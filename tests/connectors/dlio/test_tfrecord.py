@@ -137,3 +137,9 @@ def test_a_file_that_ends_within_its_last_checksum_says_so(missing: int) -> None
     """It is named as cut, wherever within a record it is."""
     with pytest.raises(kvio.CorruptBlockError, match="ends within the record"):
         _decode(FILE[:-missing])
+
+
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 2**31, 2**62, -1])
+def test_a_number_of_numpy_is_written_like_an_int(number: int) -> None:
+    """DLIO's sizes are np.int64, which must not overflow on the way."""
+    assert decoding.example({"size": np.int64(number)}) == decoding.example({"size": number})

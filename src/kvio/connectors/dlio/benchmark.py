@@ -17,12 +17,11 @@ from dlio_benchmark.utils.utility import DLIOMPI
 from kvio.connectors.dlio import blocks, counts
 from kvio.connectors.dlio.checkpoints import _Checkpointing
 from kvio.connectors.dlio.counts import Counts, Moved
-from kvio.connectors.dlio.defaults import filled_in, goes_through_kvio
+from kvio.connectors.dlio.defaults import filled_in, goes_through_kvio, storage_type
 from kvio.connectors.dlio.loader import KvioLoader
-from kvio.connectors.dlio.plan import checkpoints_of, workload_of
+from kvio.connectors.dlio.plan import Checkpoints, checkpoints_of, generated_files, workload_of
 from kvio.connectors.dlio.readers import KvioReader
 from kvio.connectors.dlio.settings import PlanError
-from kvio.connectors.dlio.versions import PYPI, Release
 from kvio.errors import AccessDeniedError, ConfigError, UnsupportedError
 from kvio.types import MiB
 
@@ -49,7 +48,7 @@ def check_options(args: Any) -> None:
             raise PlanError(
                 f"DLIO did not find {option}={getattr(args, option)} and would have ignored it"
             )
-    if args.generate_only:
+    if not workload_of(args).train:
         return
     if not _is(args.reader_class, KvioReader):
         raise PlanError(
@@ -92,12 +91,17 @@ def check_writable(args: Any) -> None:
             )
 
 
-def report(found: Sequence[Counts]) -> None:
-    """Log what every rank wrote and read, and the time from the first block to the last."""
+def report(args: Any, found: Sequence[Counts]) -> None:
+    """Print what every rank wrote and read, and the time from the first block to the last.
+
+    Like DLIO's metrics: later releases have a logger with a level for results, and show no others.
+    """
+    logger = getattr(args, "logger", None)
+    say = getattr(logger, "output", logging.info)
     for rank, one in enumerate(found):
-        logging.info(f"[KVIO] rank {rank}: {_summary(one)}")
+        say(f"[KVIO] rank {rank}: {_summary(one)}")
     if len(found) > 1:
-        logging.info(f"[KVIO] all {len(found)} ranks: {_summary(sum(found, Counts()))}")
+        say(f"[KVIO] all {len(found)} ranks: {_summary(sum(found, Counts()))}")
 
 
 def _summary(one: Counts) -> str:
@@ -107,31 +111,43 @@ def _summary(one: Counts) -> str:
     )
 
 
-def check_counts(args: Any, found: Sequence[Counts], release: Release) -> None:
+def check_counts(
+    args: Any, found: Sequence[Counts], *, generated: int, checkpoints: Sequence[Checkpoints | None]
+) -> None:
     """Compare the blocks that went through kvio with the workload.
 
-    kvio's loader reads exactly the planned blocks. DLIO's loader reads ahead, so it reads at least
-    the planned blocks.
+    kvio's loader reads exactly the planned blocks; where it keeps blocks of several samples, each
+    block at least once an epoch. DLIO's loader reads ahead, so it reads at least what is planned.
+
+    Args:
+        args: DLIO's parsed options.
+        found: the counts of every rank.
+        generated: files that the workload generates.
+        checkpoints: those of every rank; None: not kvio's.
 
     Raises:
         PlanError: the counts differ; the error lists every difference.
     """
-    workload = workload_of(args)
+    workload = workload_of(args, generated=generated)
     wrong = []
     written = sum(one.writes.blocks for one in found)
     if written != workload.writes():
         wrong.append(f"{written} samples were written of {workload.writes()}")
     exact = _is(args.data_loader_class, KvioLoader)
-    for rank, one in enumerate(found):
-        planned = workload.reads(rank) if exact else workload.least_reads(rank)
+    for rank, (one, saved) in enumerate(zip(found, checkpoints, strict=True)):
+        least = workload.fewest_reads(rank) if exact else workload.least_reads(rank)
+        most = workload.reads(rank) if exact else math.inf
         reads = one.reads.blocks
-        if reads < planned or (exact and reads > planned):
-            wrong.append(f"rank {rank} read {reads} samples of {planned}")
-        if release is PYPI and _is(args.checkpoint_mechanism_class, _Checkpointing):
-            planned = checkpoints_of(args, workload, rank=rank).writes()
-            saved = one.checkpoint_writes.blocks
-            if saved != planned:
-                wrong.append(f"rank {rank} wrote {saved} checkpoint files of {planned}")
+        if not least <= reads <= most:
+            wrong.append(f"rank {rank} read {reads} samples of {least if reads < least else most}")
+        if saved is None:
+            continue
+        for verb, blocks_of, files in (
+            ("wrote", one.checkpoint_writes.blocks, saved.writes()),
+            ("read", one.checkpoint_reads.blocks, saved.reads()),
+        ):
+            if blocks_of != files:
+                wrong.append(f"rank {rank} {verb} {blocks_of} checkpoint files of {files}")
     if wrong:
         raise PlanError(f"not all of this run went through kvio: {'; '.join(wrong)}")
 
@@ -149,7 +165,7 @@ def _blocks(moved: Moved) -> str:
 # Wrap DLIO's benchmark: fill in options, stop all ranks on an error, check the block counts.
 
 
-def watched(original: Any, release: Release) -> Any:
+def watched(original: Any) -> Any:
     """Return a subclass of DLIO's benchmark that fails unless every block went through kvio."""
 
     class KvioBenchmark(original):  # type: ignore[misc]  # DLIO has no types
@@ -162,6 +178,7 @@ def watched(original: Any, release: Release) -> Any:
                 elif DLIOMPI.get_instance().rank() == 0:
                     _warn(workload)
                 super().__init__(filled_in(workload) if self._kvio else workload)
+                self._generated = generated_files(self.args)
 
         def initialize(self) -> None:
             with _stopping_all_ranks():
@@ -182,19 +199,31 @@ def watched(original: Any, release: Release) -> Any:
                     self._check()
 
         def _check(self) -> None:
-            found = self.comm.allgather(counts.total())
+            ranks = self.comm.allgather((counts.total(), self._checkpoints()))
+            found = [one for one, _ in ranks]
             if self.args.my_rank == 0:
-                report(found)
-            check_counts(self.args, found, release)
+                report(self.args, found)
+            check_counts(
+                self.args,
+                found,
+                generated=self._generated,
+                checkpoints=[saved for _, saved in ranks],
+            )
+
+        def _checkpoints(self) -> Checkpoints | None:
+            mechanism = self.checkpointing_mechanism
+            if not isinstance(mechanism, _Checkpointing):
+                return None
+            return checkpoints_of(self.args, workload_of(self.args), mechanism)
 
     KvioBenchmark.__name__ = KvioBenchmark.__qualname__ = original.__name__
     return KvioBenchmark
 
 
 def _warn(workload: Any) -> None:
-    kind = (workload.get("storage") or {}).get("storage_type", "local_fs")
     sys.stderr.write(
-        f"[KVIO] warning: kvio is configured, but storage_type is {kind}: nothing goes through "
+        f"[KVIO] warning: kvio is configured, but storage_type is {storage_type(workload)}: "
+        "nothing goes through "
         "kvio; add ++workload.storage.storage_type=parallel_fs\n"
     )
 

@@ -12,11 +12,14 @@ from typing import Any, Final
 
 import kvio
 from kvio.connectors.dlio import counts
-from kvio.connectors.dlio.settings import Settings, configured
+from kvio.connectors.dlio.settings import VARIABLE, Settings, configured
 from kvio.errors import BlockSizeError, ConfigError
+from kvio.filesystem.permissions import umask
 from kvio.types import KiB
+from kvio.url import locate
 
 _SMALLEST: Final = 64 * KiB
+_FILES: Final = frozenset({"posix-tmpfile", "posix-direct", "hybrid"})
 _opening = threading.Lock()
 
 
@@ -37,25 +40,67 @@ def settings() -> Settings:
 
 def data_store() -> kvio.Store:
     """Return the store of the samples, opened once per process."""
-    run = settings()
-    return _store(run.data, tuple(sorted(run.options.items())))
+    return _data_store(os.environ.get(VARIABLE, ""))
+
+
+def samples_are_files() -> bool:
+    """Return whether a sample is a file below the root of its store."""
+    return locate(settings().data).scheme in _FILES
 
 
 def checkpoint_store() -> kvio.Store:
     """Return the store of the checkpoints."""
+    return _checkpoint_store(os.environ.get(VARIABLE, ""))
+
+
+@functools.cache  # by the variable that holds the settings: a store is asked for at every sample
+def _data_store(_text: str) -> kvio.Store:
     run = settings()
-    return data_store() if run.checkpoint is None else _store(run.checkpoint, ())
+    return _store(run.data, {**run.options, **_permissions(run, run.data)})
 
 
-def _store(url: str, options: tuple[tuple[str, Any], ...]) -> kvio.Store:
+@functools.cache
+def _checkpoint_store(_text: str) -> kvio.Store:
+    run = settings()
+    if run.checkpoint is None:
+        return data_store()
+    return _store(run.checkpoint, _permissions(run, run.checkpoint))
+
+
+def _permissions(run: Settings, url: str) -> dict[str, Any]:
+    """Return the options of a store for the permissions of files, by default those of the umask.
+
+    A store of blocks is private by default, but a dataset is for other programs and users too.
+    """
+    named = {
+        "file_mode": run.file_mode,
+        "dir_mode": run.dir_mode,
+        "group": run.group,
+    }
+    given = {name: str(value) for name, value in named.items() if value is not None}
+    parsed = locate(url)
+    if parsed.host or parsed.scheme not in _FILES:
+        return given  # which the backend refuses
+    mask = umask()
+    left = {"file_mode": f"{0o600 | 0o666 & ~mask:o}", "dir_mode": f"{0o700 | 0o777 & ~mask:o}"}
+    named_elsewhere = {*parsed.options, *(run.options if url == run.data else ())}
+    return {name: value for name, value in left.items() if name not in named_elsewhere} | given
+
+
+def _store(url: str, options: Mapping[str, Any]) -> kvio.Store:
     with _opening:
-        return _open(url, options)
+        return _open(url, tuple(sorted(options.items())))
 
 
 @functools.cache
 def _open(url: str, options: tuple[tuple[str, Any], ...]) -> kvio.Store:
-    given: Mapping[str, Any] = dict(options)
-    store = kvio.open_store(url, layout="plain", options=given)
+    given, parsed = dict(options), locate(url)
+    if "layout" not in parsed.options:
+        given.setdefault("layout", "plain")
+    plain = given.get("layout", parsed.options.get("layout")) == "plain"
+    if plain and parsed.scheme in _FILES and "checksum" not in parsed.options:
+        given.setdefault("checksum", "none")  # there is no place for one in a plain file
+    store = kvio.open_store(url, options=given)
     atexit.register(store.close)
     return store
 
@@ -72,6 +117,13 @@ def write_sample(key: str, data: Any) -> None:
     """Store a sample; replace an existing one, like a file."""
     store, begun_ns = data_store(), time.time_ns()
     receipt = store.write_block(key, data, if_exists="replace")
+    counts.add("writes", receipt.nbytes, begun_ns=begun_ns)
+
+
+def move_sample(key: str, path: str) -> None:
+    """Store a file as a sample, without a copy where the store can; the path is free afterwards."""
+    store, begun_ns = data_store(), time.time_ns()
+    receipt = store.write_file(key, path, move=True, if_exists="replace")
     counts.add("writes", receipt.nbytes, begun_ns=begun_ns)
 
 

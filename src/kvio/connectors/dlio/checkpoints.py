@@ -29,6 +29,10 @@ _DTYPES: Final = {
 }
 
 
+#: Whether DLIO asks for tensors by ``get_tensor_core``, and loads checkpoints; 2.0.0 does neither.
+LOADS: Final = hasattr(BaseCheckpointing, "load_checkpoint")
+
+
 class _Checkpointing(BaseCheckpointing):  # type: ignore[misc, unused-ignore]  # DLIO has no types
     """Base of both mechanisms: one object per process; DLIO decides the order of states."""
 
@@ -42,12 +46,18 @@ class _Checkpointing(BaseCheckpointing):  # type: ignore[misc, unused-ignore]  #
         found: Self = cls._instance
         return found
 
+    def get_tensor(self, length: int, datatype: str = "int8") -> Any:
+        """Return *length* elements: zeros in DLIO 2.0.0, random ones in later releases."""
+        if LOADS:
+            return super().get_tensor(length, datatype)
+        return self.get_tensor_core(length, datatype, randomize=False)
+
     def checkpoint(self, epoch: int, step_number: int) -> None:
-        """Save every state of this rank."""
+        """Save every state of this rank, in DLIO 2.0.0."""
         super().checkpoint(epoch, step_number)
 
     def save_checkpoint(self, epoch: int, step_number: int) -> None:
-        """Save every state of this rank, for later versions of DLIO."""
+        """Save every state of this rank."""
         super().save_checkpoint(epoch, step_number)
 
     def load_checkpoint(self, epoch: int, step_number: int) -> None:
@@ -69,14 +79,16 @@ class NumpyCheckpointing(_Checkpointing):
     def __init__(self) -> None:
         super().__init__("npz")
 
-    def get_tensor(self, size: int, datatype: str = "int8") -> Any:
-        """Return an array of *size* elements."""
-        return np.zeros(size, dtype=_DTYPES[datatype])
-
     def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> Any:  # noqa: FBT001
-        """Return an array of *length* elements, for later versions of DLIO."""
-        del randomize
-        return self.get_tensor(length, datatype)
+        """Return an array of *length* random elements, or zeros."""
+        dtype = np.dtype(_DTYPES[datatype])
+        if not randomize:
+            return np.zeros(length, dtype=dtype)
+        random = np.random.default_rng()
+        if dtype.kind == "f":
+            return random.random(length, dtype=np.float32).astype(dtype, copy=False)
+        limits = np.iinfo(dtype)
+        return random.integers(limits.min, limits.max, length, dtype=dtype, endpoint=True)
 
     def save_state(self, suffix: str, state: Mapping[str, Any], fsync: bool = False) -> None:  # noqa: FBT001
         """Store one state as a block, with the durability of its store."""
@@ -98,16 +110,17 @@ class TorchCheckpointing(_Checkpointing):
     def __init__(self) -> None:
         super().__init__("pt")
 
-    def get_tensor(self, size: int, datatype: str = "int8") -> Any:
-        """Return a tensor of *size* elements."""
+    def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> Any:  # noqa: FBT001
+        """Return a tensor of *length* random elements, or zeros."""
         import torch
 
-        return torch.zeros(size, dtype=getattr(torch, _TORCH_NAMES.get(datatype, datatype)))
-
-    def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> Any:  # noqa: FBT001
-        """Return a tensor of *length* elements, for later versions of DLIO."""
-        del randomize
-        return self.get_tensor(length, datatype)
+        dtype = getattr(torch, _TORCH_NAMES.get(datatype, datatype))
+        if not randomize:
+            return torch.zeros(length, dtype=dtype)
+        if dtype.is_floating_point:
+            return torch.rand(length, dtype=dtype)
+        limits = torch.iinfo(dtype)
+        return torch.randint(limits.min, limits.max, (length,), dtype=dtype)
 
     def save_state(self, suffix: str, state: Mapping[str, Any], fsync: bool = False) -> None:  # noqa: FBT001
         """Store one state as a block, with the durability of its store."""

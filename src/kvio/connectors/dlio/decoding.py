@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, SupportsInt
 
 import numpy as np
 
@@ -74,7 +74,7 @@ def image_of(record: memoryview) -> memoryview:
     return record
 
 
-def example(features: Mapping[str, bytes | int]) -> bytes:
+def example(features: Mapping[str, bytes | SupportsInt]) -> bytes:
     """Return a message ``tf.train.Example`` with one value per feature."""
     content = b"".join(
         _field(_FEATURE, _field(_NAME, name.encode()) + _field(_CONTENT, _feature(value)))
@@ -88,7 +88,7 @@ def _masked(data: bytes | memoryview) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_ADDS) & 0xFFFFFFFF
 
 
-def _feature(value: bytes | int) -> bytes:
+def _feature(value: bytes | SupportsInt) -> bytes:
     if isinstance(value, bytes):
         return _field(_BYTES_LIST, _field(_VALUE, value))
     return _field(_INT64_LIST, _field(_VALUE, _varint(value)))
@@ -98,8 +98,8 @@ def _field(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | _BYTES) + _varint(len(content)) + content
 
 
-def _varint(value: int) -> bytes:
-    value &= (1 << _VARINT_BITS) - 1
+def _varint(value: SupportsInt) -> bytes:
+    value = int(value) & (1 << _VARINT_BITS) - 1  # a number of NumPy would overflow
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -223,18 +223,26 @@ def image(block: memoryview) -> Any:
 
 
 def hdf5(block: memoryview) -> Any:
-    """Return the records of an HDF5 file."""
+    """Return the records of an HDF5 file: those of ``records``, or of ``records_0``, ….
+
+    Several datasets of records are one array: after the axis of samples comes one of datasets.
+    """
     import h5py
 
     with h5py.File(_BlockFile(block), "r") as file:
-        return file["records"][()]
+        names = sorted(name for name in file if name.startswith("records"))
+        arrays = [file[name][()] for name in names]
+    if not arrays:
+        raise ValueError("it has no dataset 'records' or 'records_0'")
+    return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
 
 
 def csv(block: memoryview) -> Any:
-    """Return the rows of a CSV file."""
+    """Return the rows of a CSV file; some releases write a header, whose first cell is empty."""
     import pandas as pd
 
-    return pd.read_csv(_BlockFile(block)).to_numpy()
+    header = 0 if bytes(block[:1]) == b"," else None
+    return pd.read_csv(_BlockFile(block), header=header).to_numpy()
 
 
 def tfrecord(block: memoryview) -> Any:

@@ -12,9 +12,18 @@ _PACKAGE: Final = "kvio.connectors.dlio"
 
 
 def goes_through_kvio(workload: Any) -> bool:
-    """Return whether a workload uses the storage type that kvio implements."""
-    storage = workload.get("storage") or {}
-    return bool(storage.get("storage_type") == STORAGE_TYPE)
+    """Return whether a workload uses the storage type that kvio implements, or names none.
+
+    Asked where kvio is configured. Launchers such as mlpstorage name no storage type for a file
+    system, so that the environment alone decides.
+    """
+    return storage_type(workload) in (STORAGE_TYPE, None)
+
+
+def storage_type(workload: Any) -> str | None:
+    """Return the storage type that a workload names, if any."""
+    named = (workload.get("storage") or {}).get("storage_type")
+    return None if named is None else str(named)
 
 
 def filled_in(workload: Any) -> Any:
@@ -29,7 +38,7 @@ def filled_in(workload: Any) -> Any:
         reader["data_loader_classname"] = f"{_PACKAGE}.loader.KvioLoader"
         reader["data_loader_sampler"] = "iterative"
     given = {
-        "storage": {"storage_root": "kvio"},
+        "storage": {"storage_type": STORAGE_TYPE, "storage_root": "kvio"},
         section: reader,
         "checkpoint": {"checkpoint_mechanism_classname": f"{_PACKAGE}.checkpoints.{_mechanism()}"},
     }

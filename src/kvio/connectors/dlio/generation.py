@@ -1,4 +1,8 @@
-"""Let generators that write files write to a temporary directory, and store the files as blocks."""
+"""Store what DLIO's generators make: data that they hand over, and files that they write.
+
+Some generators open the path that the storage names, others hand over bytes, and which do depends
+on the release of DLIO. Both work here: the path is below a staging directory.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +31,24 @@ _MIN_THREADED_S: Final = 2e-3
 class StagingStorage(KvioStorage):
     """Returns a path to write for each key, and stores the file when the next path is requested.
 
-    A generator requests a path after it has written the file before. While it writes the next file,
-    up to `Settings.write_threads` files are stored in the background, unless storing is fast.
+    A generator that writes files requests a path after it has written the file before. In a store
+    of files the path is on its file system, and the file itself becomes the block. Elsewhere, and
+    with `Settings.staging_dir`, files are copied: while a generator writes the next file, up to
+    `Settings.write_threads` files are stored in the background, unless storing is fast. Data that
+    a generator hands over with such a path is stored at once.
     """
 
     def __init__(self, namespace: str, framework: object = None) -> None:
         super().__init__(namespace, framework)
         settings = blocks.settings()
-        parent = settings.staging_parent()
-        try:
-            self._directory = counts.make("staging", parent=parent)
-        except OSError as exc:
-            raise ConfigError(f"cannot create a staging directory in {parent!r}: {exc}") from exc
+        self._made = contextlib.ExitStack()
+        self._moves = settings.staging_dir is None and blocks.samples_are_files()
+        if self._moves:
+            scratch = self._made.enter_context(blocks.data_store().scratch_dir())
+            self._directory = str(scratch)
+        else:
+            self._directory = _make_directory(settings.staging_parent())
+            self._made.callback(shutil.rmtree, self._directory, ignore_errors=True)
         self.generating = ""
         self._folder = self._directory
         self._folders = {self._directory}
@@ -60,9 +70,16 @@ class StagingStorage(KvioStorage):
             self._folders.add(self._folder)
         return path
 
-    def islocalfs(self) -> bool:
-        """Return True: names are paths to open."""
-        return True
+    def put_data(
+        self,
+        id: object,  # noqa: A002  # DLIO's name
+        data: Any,
+        offset: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        """Store data under the key of a path from `get_uri`."""
+        key = str(id).removeprefix(f"{self._directory}/")
+        super().put_data(key, data, offset, length)
 
     def commit(self) -> None:
         """Store every staged file under its key, and remove it.
@@ -77,16 +94,19 @@ class StagingStorage(KvioStorage):
     def discard(self) -> None:
         """Remove the directory and all files in it."""
         self._pool.shutdown(cancel_futures=True)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._made.close()
 
     def _store_all(self, folder: str, names: Sequence[str]) -> None:
         for name in names:
             path = os.path.join(folder, name)
             if os.path.isdir(path):
                 continue
+            key = path.removeprefix(f"{self._directory}/")
+            if self._moves:
+                blocks.move_sample(key, path)
+                continue
             held = open(path, "rb", buffering=0)  # noqa: SIM115  # `_store` closes it
             os.unlink(path)
-            key = path.removeprefix(f"{self._directory}/")
             if self._chooses and self._took_s < _MIN_THREADED_S:
                 self._took_s = _store(held, key)
             else:
@@ -95,6 +115,13 @@ class StagingStorage(KvioStorage):
     def _wait(self, *, under_way: int) -> None:
         while len(self._storing) > under_way:
             self._took_s = self._storing.popleft().result()
+
+
+def _make_directory(parent: str) -> str:
+    try:
+        return counts.make("staging", parent=parent)
+    except OSError as exc:
+        raise ConfigError(f"cannot create a staging directory in {parent!r}: {exc}") from exc
 
 
 def _store(file: FileIO, key: str) -> float:
@@ -114,7 +141,7 @@ def _store(file: FileIO, key: str) -> float:
 
 
 class StagedGenerator:
-    """Wraps a generator of DLIO so that it writes to a staging directory."""
+    """Wraps a generator of DLIO: its files go to a staging directory, its data to blocks."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator

@@ -20,7 +20,11 @@ from dlio_benchmark.common.enumerations import DataLoaderType, DatasetType
 from dlio_benchmark.data_loader.base_data_loader import BaseDataLoader
 from dlio_benchmark.reader.reader_factory import ReaderFactory
 
-from kvio.connectors.dlio.plan import Read, workload_of
+from kvio.connectors.dlio import blocks, decoding, interfaces
+from kvio.connectors.dlio.keeping import KeptBlocks
+from kvio.connectors.dlio.plan import Read, Workload, workload_of
+from kvio.connectors.dlio.readers import KvioReader
+from kvio.connectors.dlio.settings import key_of
 
 _READS_AHEAD: Final = 2  # per thread: one running and one queued
 
@@ -36,6 +40,7 @@ class KvioLoader(BaseDataLoader):  # type: ignore[misc, unused-ignore]  # DLIO h
     def __init__(self, format_type: Any, dataset_type: Any, epoch_number: int) -> None:
         super().__init__(format_type, dataset_type, epoch_number, DataLoaderType.PYTORCH)
         self._passes = 0
+        self._kept: KeptBlocks | None = None
 
     def read(self) -> None:
         """Prepare the first epoch."""
@@ -56,6 +61,7 @@ class KvioLoader(BaseDataLoader):  # type: ignore[misc, unused-ignore]  # DLIO h
         one = workload.training if training else workload.evaluation
         files = args.file_list_train if training else args.file_list_eval
         order = one.order(args.my_rank, shuffle_seed=workload.shuffle_seed(self._passes))
+        self._kept = self._kept_blocks(workload)
         samples = 0
         for taken in self._in_order(order, list(files)):
             samples += taken
@@ -65,6 +71,19 @@ class KvioLoader(BaseDataLoader):  # type: ignore[misc, unused-ignore]  # DLIO h
 
     def finalize(self) -> None:
         """Do nothing: no resource outlives an epoch."""
+
+    def _kept_blocks(self, workload: Workload) -> KeptBlocks | None:
+        """Return a cache for this epoch where shuffled samples of one block come apart."""
+        args = self._args
+        if not (workload.keeps_blocks and issubclass(args.reader_class or object, KvioReader)):
+            return None
+        run = blocks.settings()
+        name = str(args.format)
+        decodes = interfaces.decodes(name) if run.decode is None else run.decode
+        return KeptBlocks(
+            max_bytes=run.keep_bytes,
+            decode=lambda key, block: decoding.decode(name, block, key=key) if decodes else block,
+        )
 
     def _in_order(self, order: Iterable[Read], files: list[str]) -> Iterator[int]:
         threads = max(1, self._args.read_threads)
@@ -85,13 +104,20 @@ class KvioLoader(BaseDataLoader):  # type: ignore[misc, unused-ignore]  # DLIO h
 
     def _load(self, filename: str, read: Read) -> int:
         reader = self._reader()
-        reader.open_file_map[filename] = reader.open(filename)
+        if self._kept is not None:
+            with self._kept.opened(key_of(filename)) as opened:
+                self._take(reader, opened, filename, read)
+        else:
+            self._take(reader, reader.open(filename), filename, read)
+            reader.close(filename)  # some of DLIO's readers look for what is open
+        del reader.open_file_map[filename]
+        return len(read.samples)
+
+    def _take(self, reader: Any, opened: Any, filename: str, read: Read) -> None:
+        reader.open_file_map[filename] = opened
         for sample in read.samples:
             reader.get_sample(filename, sample)
             reader.preprocess()
-        reader.close(filename)
-        del reader.open_file_map[filename]
-        return len(read.samples)
 
     def _reader(self) -> Any:
         if not hasattr(self._own, "reader"):

@@ -43,7 +43,8 @@ class Pass:
         Consecutive samples of one file are one read.
         """
         share = self.files * self.samples_per_file // self.ranks
-        samples = np.arange(rank * share, (rank + 1) * share)
+        first = rank % self.ranks * share  # 0 if every rank has files of its own
+        samples = np.arange(first, first + share)
         if shuffle_seed is not None:
             np.random.default_rng(list(shuffle_seed)).shuffle(samples)
         taken = samples[: self.steps * self.batch].tolist()
@@ -56,7 +57,12 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The parameters of a DLIO run that determine its blocks."""
+    """The parameters of a DLIO run that determine its blocks.
+
+    Attributes:
+        ranks: the number of ranks that share the files.
+        generated: files that all ranks together generate.
+    """
 
     ranks: int
     files: int
@@ -66,7 +72,7 @@ class Workload:
     eval_batch: int
     epochs: int
     format: str = "npz"
-    generate: bool = False
+    generated: int = 0
     train: bool = True
     evaluate: bool = False
     max_steps: int | None = None
@@ -105,10 +111,7 @@ class Workload:
 
     def writes(self) -> int:
         """Return the number of blocks that all ranks together generate."""
-        if not self.generate:
-            return 0
-        files = self.files + max(0, self.eval_files)
-        return files * (1 + _INDEXES) if self.format in INDEXED else files
+        return self.generated * (1 + _INDEXES) if self.format in INDEXED else self.generated
 
     def reads(self, rank: int) -> int:
         """Return the number of blocks that a rank reads.
@@ -116,6 +119,17 @@ class Workload:
         In an indexed format every sample is a read, and a file's indexes are read once per pass.
         """
         return sum(self._blocks(order, indexes=_INDEXES) for order in self._passes(rank))
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Return whether kvio's loader keeps blocks: shuffled samples of one block come apart."""
+        return self.shuffle and self.samples_per_file > 1 and self.format not in INDEXED
+
+    def fewest_reads(self, rank: int) -> int:
+        """Return the minimum of blocks that a rank reads, if it keeps all blocks of an epoch."""
+        if not self.keeps_blocks:
+            return self.reads(rank)
+        return sum(len({read.file for read in order}) for order in self._passes(rank))
 
     def least_reads(self, rank: int) -> int:
         """Return the minimum of blocks that a rank reads, if readers keep the indexes."""
@@ -146,18 +160,29 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """The checkpoints of a rank and the files of each, by the rules of DLIO 2.0.0."""
+    """The checkpoints of a rank and the files of each.
+
+    Attributes:
+        written, read: checkpoints of a run that does nothing else; its other attributes are 0.
+        files_each: files of this rank in a checkpoint.
+    """
 
     epochs: int
     steps_per_epoch: int
     after_epoch: int = 1
     epochs_between: int = 1
     steps_between: int = -1
+    written: int = 0
+    read: int = 0
     files_each: int = 1
 
     def writes(self) -> int:
         """Return the number of files that a rank writes."""
-        return self._times() * self.files_each
+        return (self._times() + self.written) * self.files_each
+
+    def reads(self) -> int:
+        """Return the number of files that a rank reads."""
+        return self.read * self.files_each
 
     def _times(self) -> int:
         if self.steps_between >= 0:
@@ -174,10 +199,20 @@ class Checkpoints:
 # Convert DLIO's arguments to a `Workload` and `Checkpoints`.
 
 
-def workload_of(args: Any) -> Workload:
-    """Return the workload of DLIO's parsed options."""
+def generated_files(args: Any) -> int:
+    """Return the number of files to generate, before DLIO puts what it found in its place."""
+    return int(args.num_files_train) + max(0, int(args.num_files_eval))
+
+
+def workload_of(args: Any, *, generated: int = 0) -> Workload:
+    """Return the workload of DLIO's parsed options.
+
+    Some releases give every rank the list of its own files (``files_pre_sharded``): then the rank
+    shares them with no other.
+    """
+    own_files = bool(getattr(args, "files_pre_sharded", False))
     return Workload(
-        ranks=args.comm_size,
+        ranks=1 if own_files else args.comm_size,
         files=args.num_files_train,
         eval_files=args.num_files_eval,
         samples_per_file=args.num_samples_per_file,
@@ -185,8 +220,8 @@ def workload_of(args: Any) -> Workload:
         eval_batch=args.batch_size_eval,
         epochs=args.epochs,
         format=str(args.format),
-        generate=bool(args.generate_data),
-        train=not args.generate_only,
+        generated=generated if args.generate_data else 0,
+        train=not (args.generate_only or getattr(args, "checkpoint_only", False)),
         evaluate=bool(args.do_eval),
         max_steps=args.total_training_steps if args.total_training_steps > 0 else None,
         eval_after_epoch=args.eval_after_epoch,
@@ -197,19 +232,45 @@ def workload_of(args: Any) -> Workload:
     )
 
 
-def checkpoints_of(args: Any, workload: Workload, *, rank: int) -> Checkpoints:
-    """Return the checkpoints that DLIO 2.0.0 makes a rank write."""
+def checkpoints_of(args: Any, workload: Workload, mechanism: Any) -> Checkpoints:
+    """Return the checkpoints that DLIO makes this rank write and read by a mechanism."""
+    only = bool(getattr(args, "checkpoint_only", False))
+    reads = only and not getattr(args, "checkpoint_recovery_rank_shift", False)
     return Checkpoints(
         epochs=workload.epochs if args.do_checkpoint and workload.train else 0,
         steps_per_epoch=workload.training.steps,
         after_epoch=args.checkpoint_after_epoch,
         epochs_between=args.epochs_between_checkpoints,
         steps_between=args.steps_between_checkpoints,
-        files_each=_files_each(args, rank),
+        written=args.num_checkpoints_write if only else 0,
+        read=args.num_checkpoints_read if reads else 0,
+        files_each=files_each(args, mechanism),
     )
 
 
-def _files_each(args: Any, rank: int) -> int:
+def files_each(args: Any, mechanism: Any) -> int:
+    """Return the number of this rank's files in a checkpoint, by the rules of the release.
+
+    In 2.0.0 every layer is a file; later releases save the layers of a rank together unless they
+    are sharded by stages of a pipeline.
+    """
+    if not hasattr(mechanism, "rank_to_checkpoint"):
+        return _files_each_in_2_0_0(args)
+    if mechanism.rank_to_checkpoint != args.my_rank:
+        return 0
+    files = int(bool(mechanism.model_state)) + int(bool(mechanism.optimization_state))
+    if not mechanism.layer_state:
+        return files
+    if not 0 < args.zero_stage < 3:  # ZeRO's stages 1 and 2
+        return files + 1
+    if mechanism.data_parallelism_rank != 0 or args.num_layers <= 0:
+        return files
+    first, last = mechanism.get_layer_index()
+    return files + (last - first + 1 if args.pipeline_parallelism > 1 else 1)
+
+
+def _files_each_in_2_0_0(args: Any) -> int:
+    rank = args.my_rank
     if str(args.checkpoint_type) == "rank_zero" and rank != 0:
         return 0
     files = int(args.model_size > 0) + int(len(args.optimization_groups) > 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dlio_benchmark.reader.reader_handler import FormatReader
 
-from kvio.connectors.dlio import blocks, decoding, indexed
+from kvio.connectors.dlio import blocks, decoding, indexed, interfaces
 from kvio.connectors.dlio.plan import INDEXED
 from kvio.connectors.dlio.settings import key_of
 
@@ -25,7 +25,8 @@ class KvioReader(FormatReader):  # type: ignore[misc, unused-ignore]  # DLIO has
         self._reading: dict[str, blocks.Rereader] = {}
         self._spare: list[blocks.Rereader] = []
         self._format = str(self._args.format)
-        self._decodes = blocks.settings().decode
+        decode = blocks.settings().decode
+        self._decodes = interfaces.decodes(self._format) if decode is None else decode
         self._indexes = indexed.shared(str(dataset_type)) if self._format in INDEXED else None
         if self._decodes:
             decoding.check_format(self._format)

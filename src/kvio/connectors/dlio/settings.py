@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from urllib.parse import quote
 
 from kvio.errors import ConfigError, InvalidKeyError, KvioError
-from kvio.types import check_key
+from kvio.types import MiB, check_key
 
 
 class PlanError(KvioError):
@@ -61,18 +61,29 @@ class Settings:
         data: the URL of the store of samples.
         checkpoint: the URL of the store of checkpoints; None: the store of samples.
         options: more options of the store of samples, as in its URL.
-        staging_dir: directory for generators that write files; None: shared memory.
+        file_mode: permissions of the files of samples and checkpoints, as octal digits such as
+            ``0640``; None: those that the umask leaves, as for files of other programs.
+        dir_mode: permissions of their directories, in the same way.
+        group: the name or number of the group of both; None: the system's choice.
+        staging_dir: directory for generators that write files, which are copied from it; None: a
+            directory below the root, from which files are moved, or shared memory for other stores.
         write_threads: number of generated files that a rank stores at a time; None: two, or one if
             storing a file is fast.
-        decode: decode samples to arrays, like DLIO's readers.
+        keep_bytes: bytes of blocks that kvio's loader keeps for an epoch in a rank, where shuffled
+            samples of one block come apart.
+        decode: decode samples to arrays; None: if DLIO's own reader of the format does.
     """
 
     data: str
     checkpoint: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    file_mode: str | int | None = None
+    dir_mode: str | int | None = None
+    group: str | int | None = None
     staging_dir: str | None = None
     write_threads: int | None = None
-    decode: bool = True
+    keep_bytes: int = 256 * MiB
+    decode: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("data", "checkpoint", "staging_dir"):
@@ -83,10 +94,18 @@ class Settings:
             raise ConfigError(
                 f"DLIO on kvio: 'options' must be a mapping, not {_kind(self.options)}"
             )
+        for name in ("file_mode", "dir_mode", "group"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, str | int | None):
+                raise ConfigError(f"DLIO on kvio: {name!r} must be text, not {_kind(value)}")
         threads = 1 if self.write_threads is None else self.write_threads
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise ConfigError(f"DLIO on kvio: 'write_threads' must be at least 1, not {threads!r}")
-        if not isinstance(self.decode, bool):
+        if isinstance(self.keep_bytes, bool) or not isinstance(self.keep_bytes, int):
+            raise ConfigError(
+                f"DLIO on kvio: 'keep_bytes' must be a number, not {_kind(self.keep_bytes)}"
+            )
+        if not isinstance(self.decode, bool | None):
             raise ConfigError(f"DLIO on kvio: 'decode' must be true or false, not {self.decode!r}")
 
     @classmethod
@@ -138,9 +157,14 @@ def _kind(value: object) -> str:
 
 
 def store_url(backend: str, root: str) -> str:
-    """Return the URL of a store from a backend's name and a directory or ``bucket/prefix``."""
+    """Return the URL of a store from a backend's name and a directory or ``bucket/prefix``.
+
+    The backend ``memory`` has neither.
+    """
     if "://" in root:
         raise ConfigError("kvio.root must be a directory or a bucket, not a URL")
+    if backend == "memory":
+        return "memory://"
     if backend.partition("+")[0] == "s3":
         return f"{backend}://{quote(root)}"
     return f"{backend}://{quote(os.path.abspath(root))}"

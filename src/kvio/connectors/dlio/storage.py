@@ -7,7 +7,9 @@ from typing import Any
 
 from dlio_benchmark.common.enumerations import MetadataType, NamespaceType
 from dlio_benchmark.storage.storage_handler import DataStorage, Namespace
+from dlio_benchmark.utils.config import ConfigArguments
 
+import kvio
 from kvio.connectors.dlio import blocks
 from kvio.connectors.dlio.settings import key_of, path_of
 from kvio.types import BlockStatus
@@ -47,9 +49,10 @@ class KvioStorage(DataStorage):  # type: ignore[misc, unused-ignore]  # DLIO has
     def get_node(self, id: object = "") -> Any:  # noqa: A002
         """Return FILE for a block, DIRECTORY for a prefix of blocks, or None."""
         key = key_of(id)
-        if blocks.data_store().contains(key):
+        store = _store_of(key)
+        if store.contains(key):
             return MetadataType.FILE
-        below = blocks.data_store().list_keys(f"{key}/")
+        below = store.list_keys(f"{key}/")
         return MetadataType.DIRECTORY if any(True for _ in below) else None
 
     def walk_node(self, id: str, use_pattern: bool = False) -> list[str]:  # noqa: A002, FBT001
@@ -61,7 +64,7 @@ class KvioStorage(DataStorage):  # type: ignore[misc, unused-ignore]  # DLIO has
         prefix = f"{key_of(folder)}/"
         return [
             path_of(key)
-            for key in blocks.data_store().list_keys(prefix)
+            for key in _store_of(prefix).list_keys(prefix)
             if key.count("/") - prefix.count("/") == depth - 1 and key.endswith(f".{extension}")
         ]
 
@@ -71,7 +74,8 @@ class KvioStorage(DataStorage):  # type: ignore[misc, unused-ignore]  # DLIO has
         Raises:
             KvioError: a block could not be removed.
         """
-        store, key = blocks.data_store(), key_of(id)
+        key = key_of(id)
+        store = _store_of(key)
         own = [key] if store.contains(key) else []
         for result in store.delete_blocks([*own, *store.list_keys(f"{key}/")]):
             if result.error is not None and result.status is not BlockStatus.MISSING:
@@ -105,7 +109,8 @@ class KvioStorage(DataStorage):  # type: ignore[misc, unused-ignore]  # DLIO has
 
     def isfile(self, id: object) -> bool:  # noqa: A002
         """Return whether a block has this name."""
-        return blocks.data_store().contains(key_of(id))
+        key = key_of(id)
+        return _store_of(key).contains(key)
 
     def file_exists(self, id: object) -> bool:  # noqa: A002
         """Return whether a block has this name."""
@@ -117,5 +122,12 @@ class KvioStorage(DataStorage):  # type: ignore[misc, unused-ignore]  # DLIO has
 
     def _names_in(self, folder: str) -> list[str]:
         prefix = f"{folder}/"
-        keys = blocks.data_store().list_keys(prefix)
+        keys = _store_of(prefix).list_keys(prefix)
         return list(dict.fromkeys(key[len(prefix) :].partition("/")[0] for key in keys))
+
+
+def _store_of(key: str) -> kvio.Store:
+    """Return the store of a key or prefix: that of the checkpoints for those in their folder."""
+    folder = ConfigArguments.get_instance().checkpoint_folder
+    below = folder and f"{key}/".startswith(f"{key_of(folder)}/")
+    return blocks.checkpoint_store() if below else blocks.data_store()

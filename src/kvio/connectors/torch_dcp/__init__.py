@@ -25,8 +25,16 @@ except ImportError as exc:
     ) from exc
 
 from kvio.connectors.torch_dcp.reader import KvioReader
+from kvio.connectors.torch_dcp.safetensors import KvioSafetensorsWriter
 from kvio.connectors.torch_dcp.staging import KvioStager
 from kvio.connectors.torch_dcp.versions import remove_unfinished, versions
 from kvio.connectors.torch_dcp.writer import KvioWriter
 
-__all__ = ["KvioReader", "KvioStager", "KvioWriter", "remove_unfinished", "versions"]
+__all__ = [
+    "KvioReader",
+    "KvioSafetensorsWriter",
+    "KvioStager",
+    "KvioWriter",
+    "remove_unfinished",
+    "versions",
+]

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from kvio import BlockStore, aligned_buffer
-from kvio.connectors.torch_dcp.manifest import ItemLocation
+from kvio.connectors.torch_dcp.manifest import ItemLocation, bytes_view
 from kvio.connectors.torch_dcp.versions import check_name, read_manifest
 from kvio.errors import (
     BlockError,
@@ -304,9 +304,9 @@ def _tile(direct: dict[int, torch.Tensor], scratch: memoryview, nbytes: int) -> 
     for start in sorted(direct):
         if at < start:
             parts.append(scratch[at:start])
-        flat = direct[start].reshape(-1).view(torch.uint8)
-        parts.append(flat)
-        at = start + flat.numel()
+        part = bytes_view(direct[start])
+        parts.append(part)
+        at = start + len(part)
     if at < nbytes:
         parts.append(scratch[at:nbytes])
     return parts

@@ -6,8 +6,6 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -92,12 +90,15 @@ class _QueuedSave:
         self.previous = previous
         self._thread: threading.Thread | None = None
         self._freed = False
-        self._signal: SimpleQueue[None] = SimpleQueue()
+        #: Free once the save has ended. Not a SimpleQueue: in Python 3.11 its get(timeout=) waits
+        #: for ever if the interpreter comes back to it after the timeout.
+        self._signal = threading.Lock()
+        self._signal.acquire()
 
     def end(self) -> None:
-        """Record that the state dict is freed; takes no lock, since a finalizer may call it."""
+        """Record that the state dict is freed; waits for nothing, since a finalizer may call it."""
         self._freed = True
-        self._signal.put(None)
+        self._signal.release()
 
     @property
     def ended(self) -> bool:
@@ -123,8 +124,8 @@ class _QueuedSave:
                     f"a staged save had not ended after {timeout} s: wait for its future, delete "
                     "the state dict that stage() returned, or raise KvioStager(saves=)"
                 )
-            with suppress(Empty):
-                self._signal.get(timeout=_POLL_S)
+            if self._signal.acquire(timeout=_POLL_S):
+                self._signal.release()  # for the next that waits
 
 
 class _StagedState(dict[str, Any]):

@@ -9,7 +9,13 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from kvio import BlockStore
-from kvio.connectors.torch_dcp.manifest import Manifest, decode, manifest_key
+from kvio.connectors.torch_dcp.manifest import (
+    Head,
+    Manifest,
+    decode,
+    decode_head,
+    manifest_key,
+)
 from kvio.errors import (
     BlockNotFoundError,
     CorruptBlockError,
@@ -48,9 +54,25 @@ def read_manifest(store: BlockStore, name: str, version: str | None = None) -> M
         CorruptBlockError: its manifest is corrupt.
         UnsupportedError: a later kvio wrote it.
     """
+    return decode(*_read(store, name, version))
+
+
+def read_head(store: BlockStore, name: str, version: str | None = None) -> Head:
+    """Read what the manifest of the newest save, or of the given one, says before its items.
+
+    Raises:
+        BlockNotFoundError: there is no such checkpoint.
+        CorruptBlockError: its manifest is corrupt.
+        UnsupportedError: a later kvio wrote it.
+    """
+    return decode_head(*_read(store, name, version))
+
+
+def _read(store: BlockStore, name: str, version: str | None) -> tuple[Any, str, str]:
+    """Return the bytes of a manifest, the checkpoint's name and the manifest's key."""
     key = manifest_key(name, version)
     try:
-        data = store.read_block(key)
+        return store.read_block(key), name, key
     except BlockNotFoundError as exc:
         which = "" if version is None else f", version {version}"
         raise BlockNotFoundError(
@@ -58,13 +80,12 @@ def read_manifest(store: BlockStore, name: str, version: str | None = None) -> M
             f"was removed (no block {key!r})",
             key=key,
         ) from exc
-    return decode(data, name, key)
 
 
-def find_manifest(store: BlockStore, name: str) -> Manifest | None:
-    """Read the manifest of the newest save; return None if there is none or it is corrupt."""
+def find_head(store: BlockStore, name: str) -> Head | None:
+    """Read the head of the newest save; return None if there is none or it is corrupt."""
     try:
-        return read_manifest(store, name)
+        return read_head(store, name)
     except BlockNotFoundError:
         return None
     except CorruptBlockError as exc:
@@ -103,7 +124,7 @@ def _keys_of(store: BlockStore, name: str, version: str) -> list[str]:
     """Return the keys of a save, its manifest last, so that an interrupted removal can resume."""
     own = manifest_key(name, version)
     try:
-        return [*read_manifest(store, name, version).block_keys(), own]
+        return [*read_head(store, name, version).block_keys, own]
     except BlockNotFoundError:
         return []
     except (CorruptBlockError, UnsupportedError):

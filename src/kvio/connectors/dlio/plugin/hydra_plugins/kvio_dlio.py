@@ -17,12 +17,16 @@ def _register() -> None:
         node = {
             "kvio": {
                 "backend": backend,
-                "root": "???",
+                "root": "" if backend == "memory" else "???",
                 "options": {},
                 "checkpoint": None,
+                "file_mode": None,
+                "dir_mode": None,
+                "group": None,
                 "staging_dir": None,
                 "write_threads": None,
-                "decode": True,
+                "keep_bytes": 256 * 2**20,
+                "decode": None,
             },
             "workload": {"storage": {"storage_type": "parallel_fs", "storage_root": "kvio"}},
             "hydra": {

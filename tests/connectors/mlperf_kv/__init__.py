@@ -1,0 +1,1 @@
+"""The connector for MLCommons' KV-cache benchmark."""
