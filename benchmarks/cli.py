@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from benchmarks import dlio_options, s3_options
+from benchmarks import dlio_options, mlperf_kv_options, s3_options
 from benchmarks.harness import report as reports
 from benchmarks.harness.run import Limits
 from kvio import ConfigError
@@ -322,6 +322,34 @@ def shared_file(
     _exit(status)
 
 
+def checkpoint(
+    root: Root = Path(),
+    results: Results = None,
+    budget: Budget = "5m",
+    max_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of the state that is saved.")
+    ] = "256MiB",
+    rounds: Rounds = 15,
+    loop: Loop = None,
+    tensors: Annotated[
+        str, typer.Option(metavar="N,...", help="Numbers of tensors of a state.")
+    ] = "100,5000",
+    contenders: Names = None,
+) -> None:
+    """Save and load with torch.distributed.checkpoint: KvioWriter and FileSystemWriter.
+
+    Needs torch. Exit status 1: a byte differed.
+    """
+    from benchmarks.scenarios import checkpoint as this
+
+    status = this.run(
+        _limits(root, results, budget, max_bytes, rounds, loop),
+        tensors=_counts("--tensors", tensors),
+        contenders=_names(contenders) or this.CONTENDERS,
+    )
+    _exit(status)
+
+
 def media(
     root: Root = Path(),
     results: Results = None,
@@ -467,12 +495,19 @@ _COMMANDS: Final = (
         "  mpirun -n 16 python -m benchmarks shared-file --root /mnt/kv --as processes",
     ),
     (
+        "checkpoint",
+        checkpoint,
+        "  checkpoint --root /var/tmp --loop ext4 --max-bytes 1GiB\n"
+        "  checkpoint --tensors 100,20000 --contenders FileSystemWriter,hybrid",
+    ),
+    (
         "media",
         media,
         "  media --root /var/tmp\n  media --root /var/tmp --kinds ext4,xfs --budget 5m",
     ),
     ("s3", s3_options.s3, s3_options.EXAMPLES),
     ("dlio", dlio_options.dlio, dlio_options.EXAMPLES),
+    ("mlperf_kv", mlperf_kv_options.mlperf_kv, mlperf_kv_options.EXAMPLES),
     (
         "report",
         report,

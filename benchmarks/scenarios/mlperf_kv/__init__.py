@@ -1,0 +1,1 @@
+"""MLCommons' KV-cache benchmark, as it is, on its own storage tier and on kvio's backends."""
