@@ -31,8 +31,8 @@ _GROUPS: Final = [(name,) for name in workload.SCENARIOS] if FULL else [tuple(wo
 #: left out: its bytes are on the disk, and the directory's sync flushes them.
 _SHOWN_BY: Final = {
     "no_directory_sync": ("new", "replace", "batches", "delete", "staged", "shared"),
-    "no_file_sync": ("new", "replace", "batches", "staged", "shared", "plain"),
-    "rename_without_sync": ("named-new", "named-replace", "shared"),
+    "no_file_sync": ("new", "replace", "batches", "staged", "shared", "plain", "moved"),
+    "rename_without_sync": ("named-new", "named-replace", "shared", "moved"),
     "no_sync": ("new", "replace", "staged", "plain"),
     "link_before_sync": ("threads", "batches", "staged"),
 }

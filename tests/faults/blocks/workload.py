@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import kvio
@@ -120,6 +121,18 @@ class Work:
         if receipt.level == "durable":
             self.report("done", [(key, version)])
 
+    def move(self, store: kvio.Store, key: str, version: int, path: Path, **options: Any) -> None:
+        """Write a file and make it a block by a move; its receipt is reported if it says durable.
+
+        Nothing syncs the file before: the receipt alone promises its bytes.
+        """
+        path.write_bytes(content(key, version))
+        self.report("begin", [(key, version)])
+        receipt = store.write_file(key, path, move=True, **options)
+        assert not path.exists()
+        if receipt.level == "durable":
+            self.report("done", [(key, version)])
+
     def delete(self, store: kvio.Store, key: str) -> None:
         """Delete a block that stands."""
         self.report("begin", [(key, None)])
@@ -152,6 +165,15 @@ def _replace(work: Work) -> None:
         for version in range(6 * _MORE):
             for key in names(4):
                 work.write(store, key, version, if_exists="replace")
+
+
+def _moved(work: Work) -> None:
+    """Files of this file system become blocks, new ones and in the place of others."""
+    keys = ["a", "deep/er/b", "deep/c"] if work.scenario.layout == "plain" else names(4)
+    with work.open() as store, store.scratch_dir() as directory:
+        for version in range(4 * _MORE):
+            for key in keys:
+                work.move(store, key, version, directory / "file", if_exists="replace")
 
 
 def _plain(work: Work) -> None:
@@ -320,6 +342,8 @@ SCENARIOS: Final = {
     "new": Scenario(_new),
     "replace": Scenario(_replace),
     "plain": Scenario(_plain, layout="plain"),
+    "moved": Scenario(_moved),
+    "plain-moved": Scenario(_moved, layout="plain"),
     "batches": Scenario(_batches),
     "plain-batches": Scenario(_batches, layout="plain"),
     "delete": Scenario(_delete),
