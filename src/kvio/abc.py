@@ -297,6 +297,15 @@ class Backend(ABC):
     name: ClassVar[str]
 
     @classmethod
+    def usable_here(cls) -> bool:
+        """Return whether a store can be opened in this process; by default it can.
+
+        A library may not survive a fork. Where several backends have a name, such as ``s3``, the
+        first that is usable is taken.
+        """
+        return True
+
+    @classmethod
     @abstractmethod
     def from_url(cls, url: StoreURL) -> Self:
         """Open the storage that a URL names.

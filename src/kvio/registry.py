@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
 GROUP: Final = "kvio.backends"
-#: Names for the first of several backends whose library is installed, fastest first
-#: (docs/experiments/s3.md).
+#: Names for the first of several backends whose library is installed and usable in this process,
+#: fastest first (docs/experiments/s3.md).
 CHOICES: Final = {"s3": ("s3+obstore", "s3+s3dlio", "s3+minio", "s3+torch", "s3+boto3")}
 
 
@@ -51,11 +51,17 @@ def load_backend(name: str) -> type[Backend]:
 
 
 def _load_best(name: str) -> type[Backend]:
+    found: list[type[Backend]] = []
     for choice in CHOICES[name]:
         try:
-            return load_backend(choice)
+            backend = load_backend(choice)
         except (MissingDependencyError, UnknownBackendError):
             continue
+        if backend.usable_here():
+            return backend
+        found.append(backend)
+    if found:
+        return found[0]  # says why it cannot be used
     extra = CHOICES[name][0].replace("+", "-")
     raise MissingDependencyError(
         f"backend {name!r} needs one of {', '.join(CHOICES[name])}: pip install 'kvio[{extra}]'"

@@ -14,7 +14,7 @@ import pytest
 import kvio
 from kvio.backends.s3.client import Objects
 from kvio.backends.s3.options import S3Options
-from kvio.registry import load_backend
+from kvio.registry import backend_names, load_backend
 from kvio.testing.payloads import payload
 from kvio.testing.sharing import runs_in_child
 from kvio.url import Secret
@@ -159,23 +159,82 @@ print("both ended")
 """
 
 
+#: Uses a store, forks, and opens stores of its own in the child, as a DataLoader's workers do.
+OPENING: Final = """
+import os, sys, warnings
+import kvio
+warnings.simplefilter("ignore", DeprecationWarning)
+url, endpoint, region, options = sys.argv[1], sys.argv[2], sys.argv[3], eval(sys.argv[4])
+options = {"endpoint_url": endpoint, "region": region, **options}
+where = url.partition("://")[2]
+
+def reads(scheme):
+    with kvio.open_store(f"{scheme}://{where}", options=options) as store:
+        return store.read_block("block") == b"bytes"
+
+with kvio.open_store(url, options=options) as store:
+    store.write_block("block", b"bytes", if_exists="replace")
+    survives = store.capabilities.usable_after_fork
+child = os.fork()
+if child == 0:
+    try:
+        same = reads(url.partition("://")[0])
+    except kvio.UnsupportedError as exc:
+        same = "spawn" in str(exc) and "s3+boto3" in str(exc) and not survives
+    sys.exit(0 if same and (not sys.argv[5] or reads("s3")) else 3)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert status == 0, status
+assert reads(url.partition("://")[0])
+print("both ended")
+"""
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_store_that_a_child_opens_works_or_is_refused(
+    library: str, s3_endpoint: Endpoint, s3_bucket: str
+) -> None:
+    """Also once the parent has closed its own; ``s3`` takes a library that survives a fork."""
+    registered_anywhere(library)
+    survivors = ("s3+minio", "s3+torch", "s3+boto3")
+    chosen = any(name in backend_names() and _imports(name) for name in survivors)
+
+    ended = _run(OPENING, library, s3_endpoint, s3_bucket, "s3" if chosen else "")
+
+    assert (ended.returncode, ended.stdout.strip()) == (0, "both ended"), ended.stderr[-2000:]
+
+
+def _imports(name: str) -> bool:
+    try:
+        load_backend(name)
+    except kvio.MissingDependencyError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_child_ends_as_any_program_does(
     library: str, s3_endpoint: Endpoint, s3_bucket: str
 ) -> None:
     """A forked child that ends with sys.exit, with its exit handlers, does not hang."""
     registered_anywhere(library)
+
+    ended = _run(PROGRAM, library, s3_endpoint, s3_bucket)
+
+    assert (ended.returncode, ended.stdout.strip()) == (0, "both ended"), ended.stderr[-2000:]
+
+
+def _run(
+    program: str, library: str, endpoint: Endpoint, bucket: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
     environ = {
         **os.environ,
-        "AWS_ACCESS_KEY_ID": s3_endpoint.access_key,
-        "AWS_SECRET_ACCESS_KEY": s3_endpoint.secret_key,
+        "AWS_ACCESS_KEY_ID": endpoint.access_key,
+        "AWS_SECRET_ACCESS_KEY": endpoint.secret_key,
     }
-    url = f"{library}://{s3_bucket}/p"
     options = honoured(library, {"request_timeout_s": 30.0, "read_timeout_s": 20.0})
-    program = [sys.executable, "-c", PROGRAM, url, s3_endpoint.url, s3_endpoint.region]
-
-    ended = subprocess.run(
-        [*program, repr(options)],
+    command = [sys.executable, "-c", program, f"{library}://{bucket}/p", endpoint.url]
+    return subprocess.run(
+        [*command, endpoint.region, repr(options), *arguments],
         env=environ,
         capture_output=True,
         text=True,
@@ -183,8 +242,6 @@ def test_a_child_ends_as_any_program_does(
         check=False,
         start_new_session=True,
     )
-
-    assert (ended.returncode, ended.stdout.strip()) == (0, "both ended"), ended.stderr[-2000:]
 
 
 def registered_anywhere(library: str) -> None:

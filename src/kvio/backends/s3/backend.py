@@ -53,6 +53,9 @@ _lock = threading.Lock()
 #: Clients of the parent process. They are never freed: that would close connections which the
 #: parent is using, or wait for threads which the child does not have.
 _ABANDONED: Final[list[object]] = []
+#: Libraries that this process has used, and those that a parent of it had used before the fork.
+_used: Final[set[Connect]] = set()
+_used_before_fork: Final[set[Connect]] = set()
 
 
 def acquire(connect: Connect, options: S3Options) -> Objects:
@@ -67,6 +70,7 @@ def acquire(connect: Connect, options: S3Options) -> Objects:
         if shared is not None:
             shared.users += 1
             return shared.objects
+        _used.add(connect)
         objects = connect(options)
         if objects.traits.timeouts != "library":
             objects = TimeLimited(cast(BlockingObjects, objects), options)
@@ -114,6 +118,7 @@ def _forget_all() -> None:
     _lock = threading.Lock()
     _ABANDONED.extend(_clients.values())
     _clients.clear()
+    _used_before_fork.update(_used)
 
 
 os.register_at_fork(after_in_child=_forget_all)
@@ -127,7 +132,7 @@ class S3Backend(Backend):
     """Stores each block as one object under the prefix; a subclass only names its library.
 
     Thread-safe. After a fork the child connects again; where the library would hang in the child,
-    every call raises `UnsupportedError`.
+    every call raises `UnsupportedError`, and so does opening a store there.
     """
 
     #: Creates the library's client. It is a class, so Python does not bind it as a method.
@@ -138,9 +143,13 @@ class S3Backend(Backend):
         self.options = options
         self._check_options(options)
         self._run_all: RunAll = run_sequentially
-        self._refused = False
         self._renew()
         self._request(self._objects.check_bucket, f"open the bucket {options.bucket!r}")
+
+    @classmethod
+    def usable_here(cls) -> bool:
+        """Return False where the library would hang: a parent process had used it before a fork."""
+        return cls.traits.after_fork == "reopen" or cls.library not in _used_before_fork
 
     @classmethod
     def from_url(cls, url: StoreURL) -> Self:
@@ -177,10 +186,11 @@ class S3Backend(Backend):
             return connected
         if self._pid != os.getpid():
             self.after_fork()
-        if self._refused:
+        if not self.usable_here():
             raise UnsupportedError(
-                f"{self.name} does not survive a fork: its library hangs in the child; start "
-                "children with multiprocessing's 'spawn' or 'forkserver'"
+                f"{self.name} does not survive a fork: a parent process used its library, which "
+                "would hang here; start children with multiprocessing's 'spawn' or 'forkserver', "
+                "or open a store in the child with s3+boto3, s3+minio or s3+torch"
             )
         with self._lock:
             if self._connected is None:
@@ -321,7 +331,6 @@ class S3Backend(Backend):
         if self._connected is not None:
             abandon(self._connected)
         self._renew()
-        self._refused = self.traits.after_fork == "refuse"
 
     def close(self) -> None:
         if self._connected is not None and self._pid == os.getpid():

@@ -219,20 +219,14 @@ _VARIABLES: Final = {
 }
 _lock = threading.Lock()
 _chosen: Final[dict[str, str | None]] = {}
-_used_before_fork = False
 
 
 def _configure(options: S3Options) -> None:
     """Configure s3dlio for the process, or check that it has this configuration.
 
     Raises:
-        ConfigError: s3dlio has another configuration, or was used before a fork.
+        ConfigError: s3dlio has another configuration.
     """
-    if _used_before_fork:
-        raise ConfigError(
-            "s3+s3dlio does not survive a fork, and the parent process had used it: start "
-            "children with multiprocessing's 'spawn' or 'forkserver'"
-        )
     wanted = _settings(options, os.environ)
     with _lock:
         differing = {_VARIABLES[name] for name in _chosen if _chosen[name] != wanted[name]}
@@ -287,14 +281,12 @@ def _settings(options: S3Options, environ: Mapping[str, str]) -> dict[str, str |
     }
 
 
-def _after_fork() -> None:
-    """Forbid s3dlio in a child of a process that used it: calls would wait for missing threads."""
-    global _used_before_fork, _lock
-    _used_before_fork = bool(_chosen)
-    _lock = threading.Lock()  # another thread may have held it at the fork
+def _forget_lock() -> None:
+    global _lock  # another thread may have held it at the fork
+    _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_forget_lock)
 
 
 def _cores() -> int:
