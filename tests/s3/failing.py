@@ -47,7 +47,7 @@ Verb: TypeAlias = Callable[[kvio.Store, str], object]
 REQUESTS_PER_ATTEMPT: Final = {"s3+torch": 2}  # its least: with 1 it makes its default, 4
 #: ... in a way that it takes for passing.
 ASKED_AGAIN: Final = frozenset(
-    {"e500", "e500once", "e503", "e503once", "reset", "resetmid", "resetsend", "trunc"}
+    {"e500", "e500once", "e503", "e503once", "reset", "resetmid", "resetsend", "trunc", "cuthead"}
     | {"completeerror", "put-e500", "part-e500", "complete-e500"}
     | {"expired"}  # it hopes to find new credentials
     | {"wrongrange"}

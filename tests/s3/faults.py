@@ -206,6 +206,12 @@ def _reset_in_body(line: Line, response: Response) -> None:
     line.reset()
 
 
+def _cut_head(line: Line, response: Response) -> None:
+    """End in the first header that says anything: the status has arrived."""
+    head = response.head()
+    line.socket.sendall(head[: head.index(b"x-amz-request-id") + 4])
+
+
 def _send_half(line: Line, response: Response) -> None:
     half = response.body[: len(response.body) // 2]
     line.socket.sendall(response.head() + half)
@@ -220,6 +226,7 @@ DELIVERIES: Final[Mapping[str, Callable[[Line, Response], None]]] = {
     "reset": _reset,
     "resetmid": _reset_in_body,
     "trunc": _send_half,
+    "cuthead": _cut_head,
 }
 
 

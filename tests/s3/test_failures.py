@@ -70,6 +70,7 @@ TABLE: Final[Mapping[str, Outcomes]] = {
     "slowdrip": _some(ErrorKind.TIMEOUT, *READING, "write in parts"),
     "resetmid": _some(ErrorKind.LOST, *_FETCHING),
     "trunc": _some(ErrorKind.LOST, *_FETCHING),
+    "cuthead": _all(ErrorKind.LOST),
     "flip": _CORRUPT,
     "badcrc": _CORRUPT,
     "shortlen": {**_CORRUPT, "read in parallel": ErrorKind.LOST},

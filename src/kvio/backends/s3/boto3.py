@@ -80,7 +80,8 @@ class Boto3Objects:
             self._put_in_parts(name, parts, if_none_match=if_none_match, run_all=run_all)
             return
         extra = _checksum(crc32c) | _if_none_match(if_none_match)
-        self._call(self._client.put_object, Key=name, Body=self._body(parts), **extra)
+        answer = self._call(self._client.put_object, Key=name, Body=self._body(parts), **extra)
+        _field(answer, "ETag")
 
     def _body(self, parts: Parts) -> bytes | body.BodyFile:
         if body.total_bytes(parts) <= body.PIECE_NBYTES:
@@ -95,7 +96,7 @@ class Boto3Objects:
         begun = self._call(
             self._client.create_multipart_upload, Key=name, ChecksumAlgorithm="CRC32C"
         )
-        upload: dict[str, Any] = {"Key": name, "UploadId": begun["UploadId"]}
+        upload: dict[str, Any] = {"Key": name, "UploadId": _field(begun, "UploadId")}
 
         def send(number: int, start: int, stop: int) -> dict[str, Any]:
             pieces = body.cut(parts, start, stop)
@@ -107,7 +108,7 @@ class Boto3Objects:
                 Body=self._body(pieces),
                 **extra,
             )
-            return {"PartNumber": number, "ETag": answer["ETag"], **extra}
+            return {"PartNumber": number, "ETag": _field(answer, "ETag"), **extra}
 
         try:
             sent = run_all(
@@ -140,18 +141,19 @@ class Boto3Objects:
     def _get(self, parts: Parts, start: int, whole: bool, **request: Any) -> GetResult:  # noqa: FBT001
         answer = self._client.get_object(**request)
         with contextlib.closing(answer["Body"]) as stream:
-            length, total = int(answer["ContentLength"]), _total(answer)
+            length, total = int(_field(answer, "ContentLength")), _total(answer)
+            etag = _field(answer, "ETag")
             if not whole and "ContentRange" not in answer:
                 raise RequestFailed(ErrorKind.UNSUPPORTED, "the server ignores ranges")
             if whole and length > body.total_bytes(parts):
-                return GetResult(0, total, answer["ETag"])
+                return GetResult(0, total, etag)
             got = 0
             with self._watchdog.watch(_shutdown(stream)):
                 for part in body.cut(parts, 0, length):
                     got += _fill(part, stream)
         if got != length:
             raise RequestFailed(ErrorKind.LOST, f"received {got} of {length} bytes")
-        return GetResult(got, total, answer["ETag"])
+        return GetResult(got, total, etag)
 
     def get_tail(self, name: str, nbytes: int) -> tuple[bytes, GetResult]:
         """Return the last bytes of an object; see `kvio.backends.s3.client.Objects`."""
@@ -159,11 +161,11 @@ class Boto3Objects:
         def get(**request: Any) -> tuple[bytes, GetResult]:
             answer = self._client.get_object(**request)
             with contextlib.closing(answer["Body"]) as stream:
-                if int(answer["ContentLength"]) > nbytes:
+                if int(_field(answer, "ContentLength")) > nbytes:
                     raise RequestFailed(ErrorKind.UNSUPPORTED, "the server ignores ranges")
                 with self._watchdog.watch(_shutdown(stream)):
                     end = bytes(stream.read())
-            got = GetResult(len(end), _total(answer), answer["ETag"], _changed(answer))
+            got = GetResult(len(end), _total(answer), _field(answer, "ETag"), _changed(answer))
             return end[-nbytes:], got
 
         try:
@@ -176,7 +178,7 @@ class Boto3Objects:
     def head(self, name: str) -> Head:
         """Return an object's length and metadata."""
         answer = self._call(self._client.head_object, Key=name)
-        return Head(int(answer["ContentLength"]), _changed(answer), answer["ETag"])
+        return Head(int(_field(answer, "ContentLength")), _changed(answer), _field(answer, "ETag"))
 
     def delete(self, name: str) -> None:
         """Delete an object."""
@@ -187,10 +189,11 @@ class Boto3Objects:
         after: dict[str, Any] = {}
         while True:
             page = self._call(self._client.list_objects_v2, Prefix=prefix, **after)
+            _field(page, "IsTruncated")  # without a body the page would be empty
             yield from (entry["Key"] for entry in page.get("Contents", ()))
-            if not page.get("IsTruncated"):
+            if not page["IsTruncated"]:
                 return
-            after = {"ContinuationToken": page["NextContinuationToken"]}
+            after = {"ContinuationToken": _field(page, "NextContinuationToken")}
 
     def close(self) -> None:
         """Close all connections."""
@@ -286,14 +289,24 @@ def _checksum(crc32c: int | None) -> dict[str, Any]:
     return {"ChecksumCRC32C": base64.b64encode(struct.pack(">I", crc32c)).decode("ascii")}
 
 
+def _field(answer: Mapping[str, Any], name: str) -> Any:
+    """Return a field of an answer that every answer of its kind has.
+
+    Python's HTTP client takes the end of a connection for the end of the headers.
+    """
+    if name not in answer:
+        raise RequestFailed(ErrorKind.LOST, f"the answer ended before its {name}")
+    return answer[name]
+
+
 def _changed(answer: Mapping[str, Any]) -> int:
-    return int(answer["LastModified"].timestamp()) * 10**9
+    return int(_field(answer, "LastModified").timestamp()) * 10**9
 
 
 def _total(answer: dict[str, Any]) -> int:
     """Return the object's length from ``bytes 0-63/1000``, or else the Content-Length."""
     content_range = answer.get("ContentRange", "")
-    return int(content_range.rpartition("/")[2] or answer["ContentLength"])
+    return int(content_range.rpartition("/")[2] or _field(answer, "ContentLength"))
 
 
 def _fill(part: memoryview, stream: Any) -> int:

@@ -192,6 +192,8 @@ class MinioObjects:
     def head(self, name: str) -> Head:
         """Return an object's length and metadata."""
         stat = _call(lambda: self._client.stat_object(self._bucket, name))
+        if "Content-Length" not in (stat.metadata or {}):
+            raise RequestFailed(ErrorKind.LOST, "the answer ended inside its headers")
         mtime_ns = int(stat.last_modified.timestamp()) * 10**9 if stat.last_modified else None
         return Head(int(stat.size or 0), mtime_ns, stat.etag and f'"{stat.etag}"')
 
@@ -240,10 +242,24 @@ class _Pool(urllib3.PoolManager):
         if len(whole := request.get("body") or b"") > body.PIECE_NBYTES:
             request["body"] = body.BodyFile([memoryview(whole)], self._limit_s)
         answer = super().urlopen(method, url, redirect, **request)
+        _check_headers(method, answer)
         completes = method == "POST" and "uploadId=" in url
         if completes and answer.status == 200 and b"<Error>" in answer.data:
             answer.status = 500  # S3 may send 200 before the outcome; minio checks only that
         return answer
+
+
+def _check_headers(method: str, answer: Any) -> None:
+    """Raise if an answer ended inside its headers: Python's HTTP client takes that for their end.
+
+    An object that is written has an ETag, and what is read a length or chunks; only a bucket is
+    looked at without either.
+    """
+    wanted = {"PUT": ("ETag",), "HEAD": ()}.get(method, ("Content-Length", "Transfer-Encoding"))
+    cut = bool(wanted) and not any(name in answer.headers for name in wanted)
+    if answer.status in (200, 206) and cut:
+        answer.close()
+        raise failures.ProtocolError("the answer ended inside its headers")
 
 
 class _Body(io.RawIOBase):
