@@ -65,7 +65,7 @@ class Store:
     Calls for one block raise; batches return one `BlockResult` per block. ``timeout`` limits any
     call, in seconds; one that times out raises `StorageTimeoutError` and does not touch the
     caller's memory afterwards. A write that timed out is not published later, unless it was
-    already.
+    already, or its request was under way to a server (S3), which may still carry it out, whole.
     """
 
     _if_exists: Final[IfExists] = "keep"

@@ -88,6 +88,7 @@ _BY_CODE: Final = {
     "InternalError": ErrorKind.BUSY,
     "RequestTimeout": ErrorKind.LOST,
     "BadDigest": ErrorKind.MANGLED,
+    "InvalidDigest": ErrorKind.MANGLED,
     "XAmzContentSHA256Mismatch": ErrorKind.MANGLED,
     "XAmzContentChecksumMismatch": ErrorKind.MANGLED,
     "IncompleteBody": ErrorKind.LOST,
@@ -105,6 +106,7 @@ _BY_CODE: Final = {
     "SignatureDoesNotMatch": ErrorKind.DENIED,
     "ExpiredToken": ErrorKind.DENIED,
     "InvalidToken": ErrorKind.DENIED,
+    "InvalidTokenId": ErrorKind.DENIED,
     "TokenRefreshRequired": ErrorKind.DENIED,
 }
 _BY_STATUS: Final = {
