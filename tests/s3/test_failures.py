@@ -21,6 +21,7 @@ from tests.s3.failing import (
     attempt,
     attempt_all,
     error_of,
+    key_of,
     open_faulty,
     prepare,
     requests_per_attempt,
@@ -200,7 +201,7 @@ def test_a_lasting_error_uses_all_retries(library: str, word: str, faulty: Fault
             assert retries_made(store) - before == 2
 
 
-@pytest.mark.parametrize("word", ["e403", "expired", "badsig", "redirect", "flip", "no-bucket"])
+@pytest.mark.parametrize("word", ["e403", "expired", "badsig", "redirect", "no-bucket"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_other_errors_are_not_retried(library: str, word: str, faulty: FaultyServer) -> None:
     """An error that is not transient costs one request, whatever the limit of retries."""
@@ -210,6 +211,33 @@ def test_other_errors_are_not_retried(library: str, word: str, faulty: FaultySer
 
         assert retries_made(store) == 0
         assert asked_too_often(faulty, library, word) == []
+
+
+@pytest.mark.parametrize("word", ["flip", "badcrc"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_bytes_that_changed_on_the_way_are_read_again(library: str, word: str) -> None:
+    """A bit that flipped once costs one more read, which is counted."""
+    verbs = ("read", "read in parallel", "stat")
+    with HealingServer(library) as server, open_faulty(library, server, {"retries": 1}) as store:
+        prepare(server, word, verbs)
+        for verb in verbs:
+            before = retries_made(store)
+
+            assert attempt(store, word, verb) == "good"
+
+            assert retries_made(store) == before + 1
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_corrupt_block_is_read_twice(library: str, faulty: FaultyServer) -> None:
+    """Wrong bytes again are what is stored: an error, however many retries there are."""
+    verbs = ("read", "stat")
+    prepare(faulty, "flip", verbs)
+    with open_faulty(library, faulty, {"retries": 3}) as store:
+        found = {verb: attempt(store, "flip", verb) for verb in verbs}
+
+        assert found == dict.fromkeys(verbs, error_of(ErrorKind.CORRUPT))
+        assert [faulty.count(f"p/{key_of('flip', verb)}", "GetObject") for verb in verbs] == [2, 2]
 
 
 @pytest.mark.parametrize("word", ["resetmid", "trunc"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from kvio.abc import RawBlock, RunAll
 from kvio.backends.s3 import body
@@ -21,6 +22,8 @@ from kvio.errors import (
     TransientStorageError,
 )
 from kvio.types import BlockStat, Cancellation, Parts
+
+T = TypeVar("T")
 
 #: Attempts while the object is replaced between the requests of one read.
 _ATTEMPTS: Final = 4
@@ -56,15 +59,24 @@ class Reader:
         if self._options.layout == "plain":
             head = self.head(objects, key, cancel)
             return BlockStat(key, head.nbytes, None, head.nbytes, head.mtime_ns), head
-        end, got = self._request(
-            lambda: objects.get_tail(self.name(key), body.NBYTES),
-            "stat",
-            key=key,
-            cancel=cancel,
-        )
-        trailer = body.parse(end, total=got.total, namespace=self._options.namespace, key=key)
-        stat = BlockStat(key, trailer.nbytes, trailer.checksum, got.total, got.mtime_ns)
-        return stat, Head(got.total, None, got.etag)
+
+        def read() -> tuple[BlockStat, Head]:
+            get = partial(objects.get_tail, self.name(key), body.NBYTES)
+            end, got = self._request(get, "stat", key=key, cancel=cancel)
+            trailer = body.parse(end, total=got.total, namespace=self._options.namespace, key=key)
+            stat = BlockStat(key, trailer.nbytes, trailer.checksum, got.total, got.mtime_ns)
+            return stat, Head(got.total, None, got.etag)
+
+        return self._again_if_corrupt(read, cancel)
+
+    def _again_if_corrupt(self, read: Callable[[], T], cancel: Cancellation | None) -> T:
+        """Read; once more where the bytes are wrong, because they may have changed on the way."""
+        try:
+            return read()
+        except CorruptBlockError:
+            if (cancel is not None and cancel.requested) or not self._request.allows_another():
+                raise
+        return read()
 
     def whole(
         self, objects: Objects, key: str, out: Parts, cancel: Cancellation | None = None
@@ -81,8 +93,12 @@ class Reader:
                 raise _too_large(key, got.total, room)
         else:
             target = [*out, memoryview(bytearray(body.NBYTES))]
-            got = self._fetch(objects, key, target, cancel)
-            nbytes = self._check(objects, key, out, target, got)
+            nbytes = self._again_if_corrupt(
+                lambda: self._check(
+                    objects, key, out, target, self._fetch(objects, key, target, cancel)
+                ),
+                cancel,
+            )
         self._guess_nbytes = max(nbytes, self._guess_nbytes * 15 // 16)
         return nbytes
 
@@ -136,6 +152,9 @@ class Reader:
 
     def scrub(self, objects: Objects, key: str, cancel: Cancellation | None = None) -> int:
         """Read and validate a whole block and return its length."""
+        return self._again_if_corrupt(lambda: self._scrub_once(objects, key, cancel), cancel)
+
+    def _scrub_once(self, objects: Objects, key: str, cancel: Cancellation | None) -> int:
         for _ in range(_ATTEMPTS):
             stat, head = self._stat_and_head(objects, key, cancel)
             crc = self._checksum(objects, key, stat.nbytes, head, cancel)

@@ -61,8 +61,17 @@ class RetryPolicy:
                         failed.__cause__ = failed.__context__ = None
                     raise error_of(failed, doing, key=key, backend=self._backend) from failed
             attempt += 1
-            with self._lock:
-                self.retries_made += 1
+            self._count()
+
+    def allows_another(self) -> bool:
+        """Count a request that is made again for another reason than an error, if any may be."""
+        if self._retries:
+            self._count()
+        return self._retries > 0
+
+    def _count(self) -> None:
+        with self._lock:
+            self.retries_made += 1
 
 
 def _wait_s(attempt: int) -> float:
