@@ -304,7 +304,7 @@ def s3(session: nox.Session) -> None:
     ],
 )
 def dlio(session: nox.Session, release: str) -> None:
-    """Run DLIO on kvio: every phase, one and two ranks, disks and S3; then beside stock.
+    """Run DLIO on kvio: every phase, one and two ranks, disks and S3; 2.0.0 then beside stock.
 
     Shared files of MPI jobs are tested here too, since this environment has an mpirun. Branches of
     DLIO come from GitHub, or from clones in KVIO_DLIO_ARGONNE and KVIO_DLIO_MLCOMMONS.
@@ -312,12 +312,12 @@ def dlio(session: nox.Session, release: str) -> None:
     install_dlio(session, "test", release=release)
     session.run("python", "-m", "tests.s3.servers")
     with_mpi = ("test_ranks_real.py", "test_sharedfile_docs.py")
-    tests = (
-        *("tests/connectors/dlio", "tests/benchmarks/test_dlio_itself.py"),
-        *(f"tests/sharedfile/{name}" for name in with_mpi),
-    )
+    tests = ["tests/connectors/dlio", *(f"tests/sharedfile/{name}" for name in with_mpi)]
+    compares = release == "pypi"  # the benchmark is of 2.0.0, whose data are the same in each run
+    if compares:
+        tests.append("tests/benchmarks/test_dlio_itself.py")
     session.run("python", "-m", "pytest", *(session.posargs or tests))
-    if not session.posargs:
+    if compares and not session.posargs:
         session.run("python", "-m", "benchmarks", "dlio", "--rounds", "1")
 
 
