@@ -73,6 +73,7 @@ class Interrupted:
         self._ranks = ranks.ranks_of(comm)
         self.rank, self.size = self._ranks.rank, self._ranks.size
         self._times = 0
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
         self._sender = threading.Thread(target=self._send, args=(spins,))
 
     def _send(self, spins: int) -> None:
