@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
 
 from kvio.errors import KvioError, UnsupportedError
@@ -304,6 +304,14 @@ class Backend(ABC):
         first that is usable is taken.
         """
         return True
+
+    @classmethod
+    def default_io_threads(cls) -> int:
+        """Return how many threads a store has that names no number; they start when needed.
+
+        By default twice the processors, 4 to 32: more do not make a disk faster.
+        """
+        return min(32, max(4, 2 * len(os.sched_getaffinity(0))))
 
     @classmethod
     @abstractmethod

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 import pytest
 
 from kvio import MiB
-from tests.s3.faulty import FaultyServer
+from tests.s3.faulty import FaultyServer, Seen
 from tests.s3.libraries import open_s3
 
 #: Libraries whose requests are one a verb; the others are counted in their own tests.
@@ -93,3 +94,28 @@ def test_a_large_block_costs_its_parts_and_two_checks(library: str, faulty: Faul
         since = len(faulty.requests)
         assert store.read_block_into("k", bytearray(len(data))) == len(data)
         assert taken(faulty, since) == {"HeadObject": 1, "GetObject": 3}
+
+
+@pytest.mark.parametrize(("library", "requests"), [("s3+obstore", 32), ("s3+boto3", 16)])
+def test_a_batch_waits_for_many_answers_at_once(
+    library: str, requests: int, faulty: FaultyServer
+) -> None:
+    """By default, whatever the number of processors: to a distant server only that is fast."""
+    everyone = threading.Barrier(requests)
+
+    def meet(seen: Seen) -> None:
+        if seen.operation == "PutObject":
+            everyone.wait(60)
+
+    with open_s3(library, faulty.endpoint, "bucket", options={"conditional": "trust"}) as store:
+        faulty.watch = meet
+        results = store.write_blocks([(f"k{n}", b"bytes") for n in range(requests)])
+
+        assert store.io_threads == requests
+        assert all(result.ok for result in results)
+
+
+def test_a_number_of_threads_that_is_named_is_taken(faulty: FaultyServer) -> None:
+    """Instead of the default of the backend."""
+    with open_s3("s3+obstore", faulty.endpoint, "bucket", io_threads=3) as store:
+        assert store.io_threads == 3

@@ -59,19 +59,20 @@ class Settings:
     """The options of a store itself; all others are its backend's.
 
     Attributes:
-        io_threads: threads for batches, submitted work and calls with a timeout.
+        io_threads: threads for batches, submitted work and calls with a timeout; None: as many
+            as the backend has by default.
         max_queued_bytes: `submit` blocks while queued and running jobs hold more bytes.
         timeout: seconds for calls without a timeout of their own; None: no limit.
         placement: processors for the threads; None: the system decides.
     """
 
-    io_threads: int
+    io_threads: int | None = None
     max_queued_bytes: int = GiB
     timeout: float | None = None
     placement: Placement | None = None
 
     def __post_init__(self) -> None:
-        if self.io_threads < 1:
+        if self.io_threads is not None and self.io_threads < 1:
             raise ConfigError(f"io_threads must be at least 1, not {self.io_threads}")
         if self.max_queued_bytes < 1:
             raise ConfigError("max_queued_bytes must be at least 1")
@@ -206,12 +207,12 @@ class Pending:
             self._fail(StorageTimeoutError(text, errno=errno.ETIMEDOUT))
 
 
-def _placer(settings: Settings) -> Callable[[int], None] | None:
-    if settings.placement is None:
+def _placer(placement: Placement | None, io_threads: int) -> Callable[[int], None] | None:
+    if placement is None:
         return None
     from kvio.placement import thread_placer  # imported late: few programs use it
 
-    return thread_placer(settings.placement, settings.io_threads)
+    return thread_placer(placement, io_threads)
 
 
 class Calls:
@@ -223,12 +224,12 @@ class Calls:
         fast_reads: of the backend, which counts its own calls in progress.
     """
 
-    def __init__(self, settings: Settings, name: str) -> None:
-        self.threads = settings.io_threads
+    def __init__(self, settings: Settings, name: str, *, threads: int) -> None:
+        self.threads = threads
         self.executor = Executor(
-            threads=settings.io_threads,
+            threads=threads,
             max_queued_bytes=settings.max_queued_bytes,
-            on_start=_placer(settings),
+            on_start=_placer(settings.placement, threads),
             name=name,
         )
         self._timeout = settings.timeout

@@ -83,7 +83,8 @@ class Store:
 
     def _start(self) -> None:
         self._counters = Counters()
-        self._calls = Calls(self._settings, self._url.place)
+        threads = self._settings.io_threads or self._backend.default_io_threads()
+        self._calls = Calls(self._settings, self._url.place, threads=threads)
 
     def _attach(self) -> None:
         """Connect threads and calls with the backend."""
@@ -813,8 +814,9 @@ def open_store(
             with a slash, taken as it is written (``%`` and ``?`` mean nothing in it); or
             ``backend://path?option=value``, or a backend's name alone.
         root: the directory of a file-system store, where the URL has no path.
-        io_threads: threads for batches, submitted work and calls with a timeout; default: twice
-            the processors, 4 to 32.
+        io_threads: threads for batches, submitted work and calls with a timeout, started when
+            they are needed; default: twice the processors, 4 to 32, and 32 for S3 (boto3: 16),
+            whose requests wait for the network.
         durability: the level every write reaches, ``visible`` (default) or ``durable``.
         layout: ``block`` (default: trailer, checksum) or ``plain`` (path = key, bytes exact).
         verify: what reads check: ``full`` (default), ``length`` or ``off``.
@@ -849,7 +851,7 @@ def open_store(
             merged[name] = hide(name, value)
     full = StoreURL(parsed.scheme, parsed.host, parsed.path, merged)
     settings = Settings(
-        io_threads=_default_threads() if io_threads is None else io_threads,
+        io_threads=io_threads,
         max_queued_bytes=parse_size(max_queued_bytes),
         timeout=timeout,
         placement=placement,
@@ -860,7 +862,3 @@ def open_store(
         raise
     except MemoryError as exc:
         raise OutOfMemoryError(f"no memory to open {url!r}") from exc
-
-
-def _default_threads() -> int:
-    return min(32, max(4, 2 * len(os.sched_getaffinity(0))))

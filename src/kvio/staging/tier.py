@@ -77,8 +77,10 @@ class StagingTier:
         self._closed = False
         lifetime.watch(engine.accepting)
         # Made after it: what is submitted is accepted first at the end of a program.
-        settings = Settings(io_threads=store.io_threads, timeout=options.timeout)
-        self._calls = Calls(settings, f"a staging tier of {store.url.place}")
+        settings = Settings(timeout=options.timeout)
+        self._calls = Calls(
+            settings, f"a staging tier of {store.url.place}", threads=store.io_threads
+        )
         lifetime.watch_forks(self)
 
     def __repr__(self) -> str:

@@ -152,6 +152,11 @@ class S3Backend(Backend):
         return cls.traits.after_fork == "reopen" or cls.library not in _used_before_fork
 
     @classmethod
+    def default_io_threads(cls) -> int:
+        """Return 32: requests wait for the network, not for processors."""
+        return 32
+
+    @classmethod
     def from_url(cls, url: StoreURL) -> Self:
         try:
             return cls(options_from_url(url))
