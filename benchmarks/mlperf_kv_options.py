@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from benchmarks.harness.run import Limits
+from benchmarks.options import Budget, Loop, Results, Root, Rounds
 from kvio import ConfigError
 from kvio.cli.output import parse_duration
 from kvio.url import parse_size
@@ -28,29 +29,14 @@ def mlperf_kv(
             "$KVIO_MLPERF_KV.",
         ),
     ] = None,
-    root: Annotated[
-        Path, typer.Option(metavar="PATH", help="Directory to measure in; all files are removed.")
-    ] = Path(),
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Output of JSON, Markdown and PNG; default: results/..."
-        ),
-    ] = None,
-    budget: Annotated[
-        str, typer.Option(metavar="TIME", help="Time to measure: 60s, 5m. No trial starts later.")
-    ] = "10m",
+    root: Root = Path(),
+    results: Results = None,
+    budget: Budget = "10m",
     max_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="Capacity of the storage tier.")
     ] = "1GiB",
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of rounds.")] = 15,
-    loop: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ext4|xfs",
-            help="Measure on a fresh file system in an image file below PATH; needs root.",
-        ),
-    ] = None,
+    rounds: Rounds = 15,
+    loop: Loop = None,
     contenders: Annotated[
         str | None,
         typer.Option(metavar="NAME,...", help="posix-tmpfile, posix-direct, hybrid; and stock."),

@@ -88,7 +88,7 @@ def run(
 
 
 def describe(counts: Counts, *, cold_reads: bool) -> str:
-    """Say in one line what went through a backend."""
+    """Describe in one line what went through a backend."""
     text = (
         f"wrote {counts.written_blocks} entries ({counts.written_bytes / GiB:.2f} GiB), "
         f"read {counts.read_blocks} ({counts.read_bytes / GiB:.2f} GiB, "

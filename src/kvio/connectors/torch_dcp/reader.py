@@ -22,13 +22,12 @@ from torch.futures import Future
 
 from kvio import BlockStore, aligned_buffer
 from kvio.connectors.torch_dcp.manifest import ItemLocation, bytes_view
-from kvio.connectors.torch_dcp.versions import check_name, read_manifest
+from kvio.connectors.torch_dcp.versions import check_name, is_name, read_manifest
 from kvio.errors import (
     BlockError,
     BlockNotFoundError,
     BlockSizeError,
     CorruptBlockError,
-    InvalidKeyError,
     UnsupportedError,
     out_of_memory,
 )
@@ -80,11 +79,7 @@ class KvioReader(StorageReader):  # type: ignore[misc, unused-ignore]  # Any whe
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return whether a checkpoint can have this name."""
-        try:
-            check_name(os.fspath(checkpoint_id))
-        except InvalidKeyError:
-            return False
-        return True
+        return is_name(os.fspath(checkpoint_id))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a load."""

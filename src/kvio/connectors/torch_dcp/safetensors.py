@@ -20,8 +20,8 @@ from torch.futures import Future
 
 from kvio import BlockStore
 from kvio.connectors.torch_dcp.manifest import bytes_view
-from kvio.connectors.torch_dcp.versions import check_name, settle
-from kvio.errors import BlockExistsError, ConfigError, InvalidKeyError, UnsupportedError
+from kvio.connectors.torch_dcp.versions import check_name, is_name, settle
+from kvio.errors import BlockExistsError, ConfigError, UnsupportedError
 from kvio.types import Level
 
 INDEX: Final = "model.safetensors.index.json"
@@ -93,11 +93,7 @@ class KvioSafetensorsWriter(StorageWriter):  # type: ignore[misc, unused-ignore]
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return whether an export can have this name."""
-        try:
-            check_name(os.fspath(checkpoint_id))
-        except InvalidKeyError:
-            return False
-        return True
+        return is_name(os.fspath(checkpoint_id))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin an export."""

@@ -41,6 +41,15 @@ def check_name(name: str) -> None:
         ) from exc
 
 
+def is_name(name: str) -> bool:
+    """Return whether a checkpoint can have this name."""
+    try:
+        check_name(name)
+    except InvalidKeyError:
+        return False
+    return True
+
+
 def new_version(sequence: int) -> str:
     """Return a unique version for a save, also if other jobs use the same name."""
     return f"{sequence:08d}-{secrets.token_hex(8)}"

@@ -36,6 +36,7 @@ from kvio.connectors.torch_dcp.manifest import (
 from kvio.connectors.torch_dcp.versions import (
     check_name,
     find_head,
+    is_name,
     new_version,
     remove_versions,
     settle,
@@ -43,7 +44,6 @@ from kvio.connectors.torch_dcp.versions import (
 from kvio.errors import (
     BlockExistsError,
     ConfigError,
-    InvalidKeyError,
     KvioError,
     StorageTimeoutError,
     UnsupportedError,
@@ -256,11 +256,7 @@ class KvioWriter(StorageWriter):  # type: ignore[misc, unused-ignore]  # Any whe
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return whether a checkpoint can have this name."""
-        try:
-            check_name(os.fspath(checkpoint_id))
-        except InvalidKeyError:
-            return False
-        return True
+        return is_name(os.fspath(checkpoint_id))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Start a save in this thread."""
