@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 #: Single imports beyond the table, each with its reason.
 EXCEPTIONS = {
+    ("backends.s3.backend", "registry"): "another library does what the store's own cannot",
     ("cli.staging", "staging"): "a daemon is a program; its clients use kvio.stage",
     ("connectors.dlio.hydra_callback", "url"): "secrets are refused before Hydra writes them down",
     ("connectors.dlio.decoding", "_native"): "records have a CRC32C",

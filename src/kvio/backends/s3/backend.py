@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, Self, cast
@@ -12,9 +13,9 @@ from typing import Any, ClassVar, Final, Self, cast
 from kvio.abc import Backend, RawBlock, RunAll
 from kvio.backends.s3 import body
 from kvio.backends.s3.client import Connect, Objects, Traits
-from kvio.backends.s3.errors import RequestFailed
+from kvio.backends.s3.errors import ErrorKind, RequestFailed
 from kvio.backends.s3.options import S3Options, options_from_url
-from kvio.backends.s3.probing import ConditionalWrites, Probe
+from kvio.backends.s3.probing import Probe, Server
 from kvio.backends.s3.reading import RawObject, Reader
 from kvio.backends.s3.retries import RetryPolicy, run_sequentially
 from kvio.backends.s3.timeouts import BlockingObjects, TimeLimited
@@ -23,9 +24,12 @@ from kvio.errors import (
     BlockNotFoundError,
     ConfigError,
     KvioError,
+    MissingDependencyError,
     StorageError,
+    UnknownBackendError,
     UnsupportedError,
 )
+from kvio.registry import load_backend
 from kvio.types import (
     BlockResult,
     BlockStat,
@@ -98,6 +102,14 @@ def abandon(objects: Objects) -> None:
     _ABANDONED.append(objects)
 
 
+def _companion_library() -> Connect | None:
+    """Return a library that lists every name and completes parts on a condition, if installed."""
+    for name in ("s3+boto3", "s3+minio"):
+        with suppress(MissingDependencyError, UnknownBackendError):
+            return cast(type[S3Backend], load_backend(name)).library
+    return None
+
+
 def _connection(options: S3Options) -> S3Options:
     """Return the options with those that do not affect a client set to fixed values."""
     return replace(
@@ -124,6 +136,8 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
+#: The last part of the name of an object that never exists: no key starts with a dot.
+_NOTHING: Final = ".kvio-nothing"
 #: Concurrent HEAD requests of `count_leading`.
 _CONCURRENT_HEADS: Final = 16
 
@@ -144,7 +158,12 @@ class S3Backend(Backend):
         self._check_options(options)
         self._run_all: RunAll = run_sequentially
         self._renew()
-        self._request(self._objects.check_bucket, f"open the bucket {options.bucket!r}")
+        try:
+            check = partial(self._objects.check_bucket, self._reader.name(_NOTHING))
+            self._request(check, f"open the bucket {options.bucket!r}")
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def usable_here(cls) -> bool:
@@ -178,10 +197,13 @@ class S3Backend(Backend):
         self._pid = os.getpid()
         self._request = RetryPolicy(self.name, self.options.retries)
         self._reader = Reader(self.options, self._request, self._run_parallel)
-        self._writer = Writer(self.options, self._request, self._reader, self._run_parallel)
-        self._conditional_writes = ConditionalWrites(self.options, self._request)
+        self._server = Server(self.options, self._request)
+        self._writer = Writer(
+            self.options, self._request, self._reader, self._server, self._run_parallel
+        )
         self._lock = threading.Lock()
         self._connected: Objects | None = None
+        self._second: Objects | None = None
 
     @property
     def _objects(self) -> Objects:
@@ -202,21 +224,37 @@ class S3Backend(Backend):
                 self._connected = acquire(type(self).library, self.options)
             return self._connected
 
+    def _companion(self) -> Objects | None:
+        """Return a client of `_companion_library`, if there is one."""
+        library = _companion_library()
+        if library is None:
+            return None
+        with self._lock:
+            if self._second is None:
+                self._second = acquire(library, self.options)
+            return self._second
+
     def _run_parallel(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         return self._run_all(tasks)
 
     @property
     def capabilities(self) -> Capabilities:
         options, traits = self.options, self.traits
-        exclusive = self._conditional_writes.honoured(self._objects)
+        honours = self._server.honours_conditions(self._objects)
+        exclusive = honours and self._server.lets_one_win(self._objects)
         notes = []
         if not traits.conditional:
             notes.append(
                 "the library sends no If-None-Match: two writers of a key may both succeed"
             )
-        elif not exclusive:
+        elif not honours:
             notes.append(
                 "the server does not honour If-None-Match: two writers of a key may both succeed"
+            )
+        elif not exclusive:
+            notes.append(
+                "the server checks If-None-Match before it writes, not as it writes: writers of a "
+                "key at the same time may all succeed"
             )
         if traits.after_fork == "refuse":
             notes.append("not usable in a forked child: start children with spawn")
@@ -240,13 +278,12 @@ class S3Backend(Backend):
         if cancel is not None:  # an abandoned request still reads the bytes: copy them first
             parts = [memoryview(body.join(parts))]
         objects = self._objects
+        conditional = if_exists != "replace" and self._server.honours_conditions(objects)
+        several = body.total_bytes(parts) + body.NBYTES > self.options.part_bytes
+        if if_exists == "error" and conditional and several and not self.traits.conditional_parts:
+            objects = self._companion() or objects
         return self._writer.write(
-            objects,
-            key,
-            parts,
-            if_exists=if_exists,
-            conditional=if_exists != "replace" and self._conditional_writes.honoured(objects),
-            cancel=cancel,
+            objects, key, parts, if_exists=if_exists, conditional=conditional, cancel=cancel
         )
 
     def read_block_into(
@@ -307,16 +344,24 @@ class S3Backend(Backend):
                 yield key
 
     def _names(self, start: str) -> Iterator[str]:
-        """Yield names in order; after a transient error, restart behind the last name."""
-        last, names = "", self._objects.list_names(start)
+        """Yield names in order; after a transient error, restart behind the last name.
+
+        Where a foreign name is one that the library cannot list, another library does it.
+        """
+        last, objects = "", self._objects
+        names = objects.list_names(start)
 
         def next_name() -> str | None:
-            nonlocal names
+            nonlocal objects, names
             try:
                 return next((name for name in names if name > last), None)
-            except RequestFailed:
-                names = self._objects.list_names(start)  # a failed generator is exhausted
-                raise
+            except RequestFailed as failed:
+                other = self._companion() if failed.kind is ErrorKind.NAME else None
+                objects = other or objects
+                names = objects.list_names(start)  # a failed generator is exhausted
+                if other is None:
+                    raise
+            return next_name()
 
         while (name := self._request(next_name, "list")) is not None:
             last = name
@@ -335,9 +380,12 @@ class S3Backend(Backend):
     def after_fork(self) -> None:
         if self._connected is not None:
             abandon(self._connected)
+        if self._second is not None:
+            abandon(self._second)
         self._renew()
 
     def close(self) -> None:
-        if self._connected is not None and self._pid == os.getpid():
-            release(self._connected)
-        self._connected = None
+        for objects in (self._connected, self._second):
+            if objects is not None and self._pid == os.getpid():
+                release(objects)
+        self._connected = self._second = None

@@ -23,7 +23,7 @@ from botocore.config import Config
 from kvio.abc import RunAll
 from kvio.backends.s3 import body
 from kvio.backends.s3.backend import S3Backend
-from kvio.backends.s3.client import Connect, GetResult, Head, Traits
+from kvio.backends.s3.client import Connect, GetResult, Head, Traits, read_nothing
 from kvio.backends.s3.errors import ErrorKind, RequestFailed, error_kind, timed_out
 from kvio.backends.s3.options import MAX_PARTS, S3Options
 from kvio.backends.s3.timeouts import Watchdog
@@ -32,7 +32,13 @@ from kvio.types import Parts
 
 T = TypeVar("T")
 
-TRAITS = Traits(conditional=True, checks_upload="crc32c", after_fork="reopen", timeouts="library")
+TRAITS = Traits(
+    conditional=True,
+    conditional_parts=True,
+    checks_upload="crc32c",
+    after_fork="reopen",
+    timeouts="library",
+)
 
 #: The first class that matches an exception decides its kind.
 FAILURES: tuple[tuple[type[Exception], ErrorKind], ...] = (
@@ -62,15 +68,14 @@ class Boto3Objects:
 
     def __init__(self, options: S3Options) -> None:
         self._bucket = options.bucket
-        self._prefix = options.name_prefix
         self._part_bytes = options.part_bytes
         self._client = _client(options)
         self._request_timeout_s = options.request_timeout_s
         self._watchdog = Watchdog(options.request_timeout_s)
 
-    def check_bucket(self) -> None:
-        """List one name of the prefix: unlike HEAD, an error response has a text."""
-        self._call(self._client.list_objects_v2, Prefix=self._prefix, MaxKeys=1)
+    def check_bucket(self, name: str) -> None:
+        """Fail unless the bucket exists and is accessible."""
+        read_nothing(self, name)
 
     def put(
         self, name: str, parts: Parts, *, crc32c: int | None, if_none_match: bool, run_all: RunAll

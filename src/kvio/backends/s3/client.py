@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from kvio.abc import RunAll
+from kvio.backends.s3.errors import ErrorKind, RequestFailed
 from kvio.backends.s3.options import S3Options
 from kvio.types import Parts
 
@@ -24,14 +25,15 @@ class Traits:
     """What a library supports.
 
     Attributes:
-        conditional: it sends If-None-Match, with a PUT and with a multipart upload, so that a
-            server that supports the header lets only one of several writers succeed.
+        conditional: it sends If-None-Match, so that a server that supports the header lets only
+            one of several writers succeed.
         checks_upload: the checksum that the library sends and the server verifies: CRC32C,
             SHA-256 (where the payload is signed), or none.
         after_fork: a child may connect again (``reopen``) or must not use the library (``refuse``).
         timeouts: what limits a request to request_timeout_s: the library (with `Watchdog` where
             it only has a timeout per read); or kvio runs it in another thread and abandons it
             with that thread (``abandon``), or only so when it reads (``abandon reads``).
+        conditional_parts: it sends If-None-Match to complete a multipart upload too.
         unsupported_options: options that it does not support.
     """
 
@@ -39,6 +41,7 @@ class Traits:
     checks_upload: Literal["crc32c", "sha256", "none"]
     after_fork: Literal["reopen", "refuse"]
     timeouts: Literal["library", "abandon reads", "abandon"]
+    conditional_parts: bool = False
     unsupported_options: tuple[UnsupportedOption, ...] = ()
 
 
@@ -77,8 +80,8 @@ class Objects(Protocol):
     def traits(self) -> Traits:
         """Return what the library supports."""
 
-    def check_bucket(self) -> None:
-        """Fail unless the bucket exists and is accessible; costs one request."""
+    def check_bucket(self, name: str) -> None:
+        """Fail unless the bucket exists and is accessible; *name*: an object that never exists."""
 
     def put(
         self, name: str, parts: Parts, *, crc32c: int | None, if_none_match: bool, run_all: RunAll
@@ -88,7 +91,8 @@ class Objects(Protocol):
         Bodies larger than ``part_bytes`` are sent as a multipart upload, which is aborted when a
         part fails. Parts are sent in parallel, with *run_all* if the library has no threads.
         *crc32c* of the whole body is sent for the server to verify, if the library can. With
-        *if_none_match*, an existing object is `ErrorKind.EXISTS`.
+        *if_none_match*, an existing object is `ErrorKind.EXISTS`; a library without
+        `Traits.conditional_parts` then sends one request.
         """
 
     def get_into(
@@ -115,6 +119,15 @@ class Objects(Protocol):
 
     def close(self) -> None:
         """Close the connections."""
+
+
+def read_nothing(objects: Objects, name: str) -> None:
+    """Read an object that never exists: the error shows whether the bucket exists."""
+    try:
+        objects.get_into(name, [memoryview(bytearray(1))], 0, 1)
+    except RequestFailed as failed:
+        if failed.kind is not ErrorKind.MISSING:
+            raise
 
 
 #: Creates a library's client.

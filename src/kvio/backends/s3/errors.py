@@ -40,6 +40,7 @@ class ErrorKind(Enum):
     CORRUPT = "the response does not match its checksum"
     MANGLED = "the body was changed on its way to the server"
     FULL = "the server has no free space"
+    NAME = "the library cannot list a name of the bucket; boto3 and minio, once installed, can"
     ELSEWHERE = "the bucket belongs to another region or endpoint"
     UNSUPPORTED = "the server does not support this"
     OTHER = "the request failed"
@@ -164,6 +165,7 @@ ERRORS: Final[dict[ErrorKind, Callable[[str, str | None, str], KvioError]]] = {
     ErrorKind.CORRUPT: _block(CorruptBlockError),
     ErrorKind.MANGLED: _storage(TransientStorageError, errno.EIO),
     ErrorKind.FULL: _storage(StorageFullError, errno.ENOSPC),
+    ErrorKind.NAME: _storage(StorageError, errno.EILSEQ),
     ErrorKind.ELSEWHERE: _storage(StorageError, errno.EREMOTE),
     ErrorKind.UNSUPPORTED: lambda text, _key, _backend: UnsupportedError(text),
     ErrorKind.OTHER: _storage(StorageError, errno.EIO),

@@ -34,7 +34,14 @@ from urllib3 import exceptions as failures
 from kvio.abc import RunAll
 from kvio.backends.s3 import body
 from kvio.backends.s3.backend import S3Backend
-from kvio.backends.s3.client import Connect, GetResult, Head, Traits, UnsupportedOption
+from kvio.backends.s3.client import (
+    Connect,
+    GetResult,
+    Head,
+    Traits,
+    UnsupportedOption,
+    read_nothing,
+)
 from kvio.backends.s3.errors import ErrorKind, RequestFailed, error_kind, timed_out
 from kvio.backends.s3.options import MAX_PARTS, MIN_PART_BYTES, S3Options
 from kvio.backends.s3.timeouts import Watchdog
@@ -45,6 +52,7 @@ T = TypeVar("T")
 
 TRAITS = Traits(
     conditional=True,
+    conditional_parts=True,
     checks_upload="crc32c",
     after_fork="reopen",
     timeouts="library",
@@ -73,7 +81,6 @@ class MinioObjects:
 
     def __init__(self, options: S3Options) -> None:
         self._bucket = options.bucket
-        self._prefix = options.name_prefix
         self._part_bytes = options.part_bytes
         self._watchdog = Watchdog(options.request_timeout_s)
         self._pool = _Pool(
@@ -101,21 +108,13 @@ class MinioObjects:
         else:
             style.enable_virtual_style_endpoint()
 
-    def check_bucket(self) -> None:
+    def check_bucket(self, name: str) -> None:
         """Fail unless the bucket exists and is accessible."""
         try:
             self._provider.retrieve()
         except ValueError as exc:
             raise RequestFailed(ErrorKind.NO_CREDENTIALS, str(exc)) from None
-        try:
-            there = _call(lambda: self._client.bucket_exists(self._bucket))
-        except RequestFailed as failed:
-            if failed.kind is not ErrorKind.OTHER:
-                raise
-            next(self.list_names(self._prefix), None)  # unlike HEAD, its error has a reason
-            raise
-        if not there:
-            raise RequestFailed(ErrorKind.NO_BUCKET, self._bucket)
+        read_nothing(self, name)
 
     def put(
         self, name: str, parts: Parts, *, crc32c: int | None, if_none_match: bool, run_all: RunAll

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
+    InvalidPathError,
     NotFoundError,
     PermissionDeniedError,
     PreconditionError,
@@ -26,9 +27,9 @@ from obstore.store import S3Store
 from kvio.abc import RunAll
 from kvio.backends.s3 import body
 from kvio.backends.s3.backend import S3Backend
-from kvio.backends.s3.client import UNKNOWN, Connect, GetResult, Head, Traits
+from kvio.backends.s3.client import UNKNOWN, Connect, GetResult, Head, Traits, read_nothing
 from kvio.backends.s3.errors import ErrorKind, RequestFailed, error_kind
-from kvio.backends.s3.options import MAX_PARTS, S3Options
+from kvio.backends.s3.options import MAX_PART_BYTES, MAX_PARTS, S3Options
 from kvio.errors import ConfigError
 from kvio.types import KiB, Parts
 
@@ -47,6 +48,7 @@ _KINDS: Final[tuple[tuple[type[Exception], ErrorKind], ...]] = (
     (UnauthenticatedError, ErrorKind.DENIED),
     (NotFoundError, ErrorKind.MISSING),
     (FileNotFoundError, ErrorKind.MISSING),
+    (InvalidPathError, ErrorKind.NAME),
 )
 #: The kinds of errors that only their text distinguishes; the first match decides. Each phrase has
 #: a character that no key, bucket or host name has, because the texts contain these too.
@@ -84,6 +86,8 @@ _SOURCES: Final = (
 _STATUS: Final = re.compile(r"status(?: code)?:? (\d{3})")
 _CODE: Final = re.compile(r"(?:<Code>|\(code: )(\w+)")
 _PART_CONCURRENCY: Final = 4
+#: A listed object of this size, the least of a block, is taken to have the name that is listed.
+_SURE_NBYTES: Final = body.NBYTES
 #: Stands for "no limit": a year. Without a value the library uses 30 s.
 _LONGEST_S: Final = 365 * 24 * 3600.0
 #: Up to this size one copy costs less than passing a list.
@@ -97,26 +101,26 @@ class ObstoreObjects:
 
     def __init__(self, options: S3Options) -> None:
         self._part_bytes = options.part_bytes
-        self._prefix = options.prefix or None
         self._may_sign = _finds_credentials(options)
         self._store = _store(options)
 
-    def check_bucket(self) -> None:
-        """List one name of the prefix; this fails if the bucket is missing."""
+    def check_bucket(self, name: str) -> None:
+        """Fail unless the bucket exists and is accessible."""
         if not self._may_sign:
             raise RequestFailed(ErrorKind.NO_CREDENTIALS, "none in the options or the environment")
-        try:
-            _call(lambda: next(iter(self._store.list(self._prefix, chunk_size=1)), None))
-        except RequestFailed as failed:
-            if failed.kind is ErrorKind.MISSING:
-                raise RequestFailed(ErrorKind.NO_BUCKET, failed.detail) from failed
-            raise
+        read_nothing(self, name)
 
     def put(
         self, name: str, parts: Parts, *, crc32c: int | None, if_none_match: bool, run_all: RunAll
     ) -> None:
         """Store an object; see `kvio.backends.s3.client.Objects`."""
         total = body.total_bytes(parts)
+        if if_none_match and total > MAX_PART_BYTES:
+            raise RequestFailed(
+                ErrorKind.UNSUPPORTED,
+                "one request takes at most 5 GiB, and obstore completes no upload in parts on a "
+                "condition: install boto3 or minio, which do, or write with if_exists='replace'",
+            )
         if total <= self._part_bytes or if_none_match:
             small = total <= _JOINED_NBYTES
             data = body.join(parts) if small else [part for part in parts if len(part)]
@@ -213,12 +217,29 @@ class ObstoreObjects:
         _call(lambda: self._store.delete(name))
 
     def list_names(self, prefix: str) -> Iterator[str]:
-        """Yield names, page by page; the library only lists whole path segments."""
+        """Yield names, page by page; the library only lists whole path segments.
+
+        It lists the object ``dir/``, an empty folder to other programs, as ``dir``.
+
+        Raises:
+            RequestFailed: `ErrorKind.NAME` for a name with an empty segment or a control character.
+        """
         folder = prefix.rpartition("/")[0]
         pages = iter(self._store.list(folder or None))
         while (page := _call(lambda: next(pages, None))) is not None:
-            names = (entry["path"] for entry in page)
-            yield from (name for name in names if name.startswith(prefix))
+            for entry in page:
+                name = entry["path"]
+                if name.startswith(prefix) and (entry["size"] >= _SURE_NBYTES or self._has(name)):
+                    yield name
+
+    def _has(self, name: str) -> bool:
+        try:
+            self.head(name)
+        except RequestFailed as failed:
+            if failed.kind is ErrorKind.MISSING:
+                return False
+            raise
+        return True
 
     def close(self) -> None:
         """Free the client, which closes its connections."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from kvio.backends.s3 import body
@@ -13,29 +13,51 @@ from kvio.backends.s3.client import Objects
 from kvio.backends.s3.errors import ErrorKind, RequestFailed
 from kvio.backends.s3.options import S3Options
 from kvio.backends.s3.retries import RetryPolicy, run_sequentially
+from kvio.core import threads
 from kvio.errors import BlockExistsError, KvioError
 from kvio.types import Finding
 
 _PROBE: Final = ".kvio-probe-"
 _DATA: Final = bytes(range(256))
+#: Writers of one name at once, and names. The first name's writers open connections first.
+_RACERS: Final = 8
+_RACES: Final = 3
 
 
-class ConditionalWrites:
-    """Finds out once, on first use, whether the server supports conditional writes."""
+class Server:
+    """What a server is known to do; each answer is found out once, on first use."""
 
     def __init__(self, options: S3Options, request: RetryPolicy) -> None:
         self._probe = Probe(options, request)
         self._lock = threading.Lock()
-        self._known: bool | None = {"trust": True, "off": False}.get(options.conditional)
+        self._conditions: bool | None = {"trust": True, "off": False}.get(options.conditional)
+        self._races = self._conditions
+        self._checksums: bool | None = None
 
-    def honoured(self, objects: Objects) -> bool:
+    def honours_conditions(self, objects: Objects) -> bool:
         """Return whether the server refuses a second conditional write of one name."""
         if not objects.traits.conditional:
             return False
         with self._lock:
-            if self._known is None:
-                self._known = self._probe.refuses_second(objects)
-            return self._known
+            if self._conditions is None:
+                self._conditions = self._probe.refuses_second(objects)
+            return self._conditions
+
+    def lets_one_win(self, objects: Objects) -> bool:
+        """Return whether of several conditional writes of one name at once one succeeds."""
+        if not self.honours_conditions(objects):
+            return False
+        with self._lock:
+            if self._races is None:
+                self._races = self._probe.lets_one_win(objects)
+            return self._races
+
+    def checks_bodies(self, objects: Objects) -> bool:
+        """Return whether the server refuses a body that does not match its CRC32C."""
+        with self._lock:
+            if self._checksums is None:
+                self._checksums = self._probe.refuses_wrong_checksum(objects)
+            return self._checksums
 
 
 class Probe:
@@ -57,18 +79,57 @@ class Probe:
                 return False  # the server rejects the header or the request
         return False
 
+    def lets_one_win(self, objects: Objects) -> bool:
+        """Write one name from several threads at once; return whether one succeeded, each time."""
+        return all(self._winners(objects) == 1 for _ in range(_RACES))
+
+    def _winners(self, objects: Objects) -> int:
+        won: list[bool] = []
+        go = threading.Event()
+        with self._object(objects) as name:
+
+            def race() -> None:
+                go.wait()
+                with suppress(KvioError):
+                    self._put(objects, name, if_none_match=True)
+                    won.append(True)
+
+            racers = [
+                threading.Thread(target=race, name="kvio-probe", daemon=True)
+                for _ in range(_RACERS)
+            ]
+            started = []
+            try:
+                for racer in racers:
+                    threads.start(racer)
+                    started.append(racer)
+            finally:
+                go.set()
+                for racer in started:
+                    threads.join(racer)
+        return len(won)
+
     def findings(self, objects: Objects) -> Iterator[Finding]:
         """Yield findings about conditional writes, checksums, ranges and the connection."""
+        sent = objects.traits.conditional
+        refuses = sent and self.refuses_second(objects)
         yield _finding(
             "If-None-Match",
-            objects.traits.conditional and self.refuses_second(objects),
-            "Of several writers of a new key exactly one succeeds.",
+            refuses,
+            "The server refuses a key that is there.",
             "Two writers of a key may both succeed; keep and error check, then write.",
         )
+        if refuses:
+            yield _finding(
+                "If-None-Match at once",
+                self.lets_one_win(objects),
+                f"Of {_RACERS} writers of a new key at once exactly one succeeded.",
+                f"Of {_RACERS} writers of a new key at once several succeeded.",
+            )
         if objects.traits.checks_upload == "crc32c":
             yield _finding(
                 "body checksums",
-                self._refuses_wrong_checksum(objects),
+                self.refuses_wrong_checksum(objects),
                 "The server refuses a body that was changed on its way.",
                 "The server stores a body that was changed on its way; a read detects it.",
             )
@@ -87,7 +148,8 @@ class Probe:
             else "The signature covers the headers only, so bodies are not hashed for it.",
         )
 
-    def _refuses_wrong_checksum(self, objects: Objects) -> bool:
+    def refuses_wrong_checksum(self, objects: Objects) -> bool:
+        """Write with a wrong CRC32C; return whether the server refused it."""
         wrong = body.crc32c([memoryview(_DATA)]) ^ 1
         with self._object(objects) as name:
             try:

@@ -17,8 +17,6 @@ Get: TypeAlias = Callable[[int, int], Sequence[Any]]
 
 #: Attempts while the object is replaced between the GET and the HEAD.
 _ATTEMPTS: Final = 4
-#: An object name that never exists, read when a store is opened.
-_NOTHING: Final = ".kvio-nothing"
 
 
 class RangeObjects(ABC):
@@ -36,10 +34,10 @@ class RangeObjects(ABC):
     def head(self, name: str) -> Head:
         """Return an object's length and metadata."""
 
-    def check_bucket(self) -> None:
+    def check_bucket(self, name: str) -> None:
         """Read an object that never exists: the error shows whether the bucket exists."""
         try:
-            self.get_range(_NOTHING, 0, 1)
+            self.get_range(name, 0, 1)
         except RequestFailed as failed:
             if failed.kind is not ErrorKind.MISSING:
                 raise

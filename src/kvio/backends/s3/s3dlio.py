@@ -87,10 +87,10 @@ class S3dlioObjects(RangeObjects):
         self._in_flight = min(_PARTS_IN_FLIGHT, options.connections)
         self.traits = replace(TRAITS, checks_upload="sha256") if options.signs_payload else TRAITS
 
-    def check_bucket(self) -> None:
+    def check_bucket(self, name: str) -> None:
         """Read an object that never exists: the error shows whether the bucket exists."""
         try:
-            super().check_bucket()
+            super().check_bucket(name)
         finally:
             _restore()
 

@@ -190,9 +190,9 @@ class TimeLimited:
         """Return what the library supports."""
         return self._inner.traits
 
-    def check_bucket(self) -> None:
+    def check_bucket(self, name: str) -> None:
         """Fail unless the bucket exists and is accessible."""
-        self._run(self._inner.check_bucket)
+        self._run(partial(self._inner.check_bucket, name))
 
     def put(
         self, name: str, parts: Parts, *, crc32c: int | None, if_none_match: bool, run_all: RunAll

@@ -11,9 +11,16 @@ from kvio.backends.s3 import body
 from kvio.backends.s3.client import Objects
 from kvio.backends.s3.errors import ErrorKind, RequestFailed
 from kvio.backends.s3.options import S3Options
+from kvio.backends.s3.probing import Server
 from kvio.backends.s3.reading import Reader
 from kvio.backends.s3.retries import RetryPolicy
-from kvio.errors import BlockExistsError, BlockNotFoundError, CorruptBlockError
+from kvio.errors import (
+    BlockExistsError,
+    BlockNotFoundError,
+    CorruptBlockError,
+    KvioError,
+    TransientStorageError,
+)
 from kvio.types import BlockStat, Cancellation, IfExists, IOMode, KiB, Level, Parts, Receipt
 
 #: From this size on, checking for an existing block costs less than sending it in vain.
@@ -48,11 +55,17 @@ class Writer:
     """Writes the blocks of one store."""
 
     def __init__(
-        self, options: S3Options, request: RetryPolicy, reader: Reader, run_all: RunAll
+        self,
+        options: S3Options,
+        request: RetryPolicy,
+        reader: Reader,
+        server: Server,
+        run_all: RunAll,
     ) -> None:
         self._options = options
         self._request = request
         self._reader = reader
+        self._server = server
         self._run_all = run_all
         self._level = Level(options.durability)
         self._durable = self._level is Level.DURABLE
@@ -76,10 +89,38 @@ class Writer:
         upload = self._prepare(key, parts, sent=objects.traits.checks_upload == "crc32c")
         if if_exists == "keep":
             return self._write_keep(objects, upload, conditional, cancel)
-        strict = if_exists == "error"
-        if strict and not conditional and self._reader.exists(objects, key, cancel):
-            raise BlockExistsError(f"block {key!r} exists", key=key)
-        return self._send(objects, upload, if_none_match=strict and conditional, cancel=cancel)
+        if if_exists == "error":
+            return self._write_new(objects, upload, conditional, cancel)
+        return self._send(objects, upload, if_none_match=False, cancel=cancel)
+
+    def _write_new(
+        self,
+        objects: Objects,
+        upload: Upload,
+        conditional: bool,  # noqa: FBT001  # private, a few lines away
+        cancel: Cancellation | None,
+    ) -> Receipt:
+        exists = BlockExistsError(f"block {upload.key!r} exists", key=upload.key)
+        several = upload.stored_nbytes > self._options.part_bytes
+        if (several or not conditional) and self._reader.exists(objects, upload.key, cancel):
+            raise exists  # a multipart upload would send the condition only after all the parts
+        try:
+            return self._send(objects, upload, if_none_match=conditional, cancel=cancel)
+        except TransientStorageError:
+            # A server may refuse the condition and close before it has taken the body.
+            if conditional and self._holds_another(objects, upload, cancel):
+                raise exists from None
+            raise
+
+    def _holds_another(self, objects: Objects, upload: Upload, cancel: Cancellation | None) -> bool:
+        """Return whether a key has a block that is certainly not this one, which may be there."""
+        try:
+            found = self._reader.stat(objects, upload.key, cancel)
+        except KvioError:
+            return False
+        return found.nbytes != upload.nbytes or (
+            None not in (found.checksum, upload.checksum) and found.checksum != upload.checksum
+        )
 
     def _write_keep(
         self,
@@ -148,7 +189,8 @@ class Writer:
             run_all=self._run_all,
         )
         if several or self._durable:
-            put = partial(self._put_and_verify, put, objects, name, upload)
+            read_back = self._durable and not self._is_checked_by_server(objects, upload)
+            put = partial(self._put_and_verify, put, objects, name, upload, read_back=read_back)
         self._request(
             put,
             "write",
@@ -166,19 +208,28 @@ class Writer:
             existed=False,
         )
 
+    def _is_checked_by_server(self, objects: Objects, upload: Upload) -> bool:
+        """Return whether the server refuses this body if it was changed on its way."""
+        by_hash = objects.traits.checks_upload == "sha256" and self._options.signs_payload
+        return by_hash or (upload.crc32c is not None and self._server.checks_bodies(objects))
+
     def _put_and_verify(
-        self, put: Callable[[], None], objects: Objects, name: str, upload: Upload
+        self,
+        put: Callable[[], None],
+        objects: Objects,
+        name: str,
+        upload: Upload,
+        *,
+        read_back: bool,
     ) -> None:
-        """Send an object, then verify multipart uploads and durable blocks without a checksum.
+        """Send an object, then read its end, or with *read_back* all of it, and compare.
 
         Raises:
             RequestFailed: the stored object differs from what was sent; it has been deleted.
         """
         put()
-        by_hash = objects.traits.checks_upload == "sha256" and self._options.signs_payload
-        unchecked = upload.crc32c is None and not by_hash
         try:
-            if self._durable and unchecked:
+            if read_back:
                 good = self._read_back(objects, name, upload)
             elif upload.stored_nbytes > self._options.part_bytes:
                 good = self._is_complete(objects, name, upload)

@@ -1,0 +1,163 @@
+"""What a server says of conditions and checksums is tried before kvio promises it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from base64 import b64decode
+from typing import Final
+
+import pytest
+
+import kvio
+from kvio import GiB, MiB
+from kvio.backends.s3.body import crc32c
+from tests.s3.failing import BUCKET, LARGE, SMALL, look, open_faulty, stored
+from tests.s3.faults import Request, Response, failure
+from tests.s3.faulty import FaultyServer
+
+CONDITIONAL: Final = ("s3+boto3", "s3+minio", "s3+obstore")
+CHECKED: Final = ("s3+boto3", "s3+minio")
+PROBING: Final = {"conditional": "probe"}
+
+
+class RacyServer(FaultyServer):
+    """Looks for an object first and writes later, so that several writers find none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looked = threading.Condition()
+        self._looking = 0
+
+    def _respond(self, request: Request, fault: str) -> Response:
+        if "if-none-match" in request.headers and self.get(request.bucket, request.key) is None:
+            with self._looked:
+                self._looking += 1
+                self._looked.notify_all()
+                # One writer alone goes on after a moment.
+                self._looked.wait_for(lambda: self._looking > 1, 0.2)
+            fault = "ignores-conditions"
+        response = super()._respond(request, fault)
+        with self._looked:
+            self._looking = 0
+        return response
+
+
+@pytest.mark.parametrize("library", CONDITIONAL)
+def test_a_condition_that_is_not_atomic_is_not_promised(library: str) -> None:
+    """A server that refuses a second write, but not a simultaneous one, is told by a race."""
+    with RacyServer() as server, open_faulty(library, server, PROBING) as store:
+        capabilities = store.capabilities
+        store.write_block("key", SMALL, if_exists="error")
+
+        assert not capabilities.exclusive_create
+        assert any("at the same time" in note for note in capabilities.notes)
+        with pytest.raises(kvio.BlockExistsError):
+            store.write_block("key", SMALL, if_exists="error")
+        findings = {found.name: found for found in store.probe()}
+        assert findings["If-None-Match"].good
+        assert not findings["If-None-Match at once"].good
+        assert list(store.list_keys()) == ["key"]
+
+
+class CheckingServer(FaultyServer):
+    """Verifies the CRC32C that comes with a body; `FaultyServer` takes any."""
+
+    def _respond(self, request: Request, fault: str) -> Response:
+        sent = request.headers.get("x-amz-checksum-crc32c")
+        right = crc32c([memoryview(request.body)]).to_bytes(4, "big")
+        if sent is not None and b64decode(sent) != right:
+            return failure(request, 400, "BadDigest")
+        return super()._respond(request, fault)
+
+
+@pytest.mark.parametrize("library", CHECKED)
+def test_a_durable_block_costs_one_request_where_checksums_are_verified(library: str) -> None:
+    """The server is tried once; then its check of a body is enough."""
+    with (
+        CheckingServer() as server,
+        open_faulty(library, server, {"durability": "durable"}) as store,
+    ):
+        store.write_block("first", SMALL, if_exists="replace")
+        since = len(server.requests)
+        store.write_block("second", SMALL, if_exists="replace")
+        asked = [seen.operation for seen in server.requests[since:]]
+
+        assert asked == ["PutObject"]
+        assert list(store.list_keys()) == ["first", "second"]
+
+
+@pytest.mark.parametrize("library", CONDITIONAL)
+def test_a_large_new_block_is_sent_in_parts_and_completed_on_a_condition(
+    library: str, faulty: FaultyServer
+) -> None:
+    """Also by obstore, whose own uploads know no condition: another installed library sends it."""
+    with open_faulty(library, faulty) as store:
+        receipt = store.write_block("large", LARGE, if_exists="error")
+        parts = faulty.count("p/large", "UploadPart")
+        with pytest.raises(kvio.BlockExistsError):
+            store.write_block("large", LARGE, if_exists="error")
+
+        assert receipt.mode == "multipart"
+        assert parts == 2
+        assert faulty.count("p/large", "UploadPart") == parts  # nothing is sent in vain
+        assert look(faulty, "large") == stored("large", LARGE)
+
+
+class LateServer(FaultyServer):
+    """Lets another writer's block appear between the first look at a key and the end."""
+
+    def _respond(self, request: Request, fault: str) -> Response:
+        if request.operation == "CompleteMultipartUpload":
+            self.put(request.bucket, request.key, stored("large", SMALL))
+        return super()._respond(request, fault)
+
+
+@pytest.mark.parametrize("library", CONDITIONAL)
+def test_the_condition_decides_at_the_end_of_a_large_upload(library: str) -> None:
+    """A writer that came between keeps its block, and no upload stays behind."""
+    with LateServer() as server, open_faulty(library, server) as store:
+        with pytest.raises(kvio.BlockExistsError):
+            store.write_block("large", LARGE, if_exists="error")
+
+        assert look(server, "large") == stored("large", SMALL)
+        assert server.uploads(BUCKET) == []
+
+
+def test_alone_obstore_sends_one_request_and_refuses_what_that_cannot_hold(
+    faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above 5 GiB nothing is sent, and the error names what to install."""
+    for module in ("boto3", "minio"):
+        monkeypatch.delitem(sys.modules, f"kvio.backends.s3.{module}", raising=False)
+        monkeypatch.setitem(sys.modules, module, None)
+    piece = bytes(64 * MiB)
+    with open_faulty("s3+obstore", faulty) as store:
+        store.write_block("large", LARGE, if_exists="error")
+        assert faulty.count("p/large", "PutObject") == 1
+        since = len(faulty.requests)
+        with pytest.raises(kvio.UnsupportedError, match="boto3 or minio"):
+            store.write_block("larger", [piece] * (5 * GiB // len(piece)), if_exists="error")
+
+    assert {seen.operation for seen in faulty.requests[since:]} <= {"GetObject", "HeadObject"}
+
+
+class EagerServer(FaultyServer):
+    """Refuses a condition as soon as it has the headers, and takes no body."""
+
+    def _fault_of(self, request: Request) -> str:
+        taken = self.get(request.bucket, request.key) is not None
+        refused = request.operation == "PutObject" and "if-none-match" in request.headers and taken
+        return "resetsend" if refused else super()._fault_of(request)
+
+
+@pytest.mark.parametrize("library", CONDITIONAL)
+def test_a_connection_cut_by_a_refusal_is_a_block_that_exists(library: str) -> None:
+    """Where the key has other bytes than those sent; with the same bytes nobody can tell."""
+    with EagerServer() as server, open_faulty(library, server) as store:
+        store.write_block("key", SMALL, if_exists="error")
+        with pytest.raises(kvio.BlockExistsError):
+            store.write_block("key", SMALL[::-1], if_exists="error")
+        with pytest.raises(kvio.TransientStorageError):
+            store.write_block("key", SMALL, if_exists="error")
+        assert store.read_block("key") == SMALL
