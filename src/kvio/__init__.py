@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvio.abc import BlockStore
 from kvio.core.async_store import AsyncStore
+from kvio.core.block_files import BlockReader, BlockWriter
 from kvio.core.buffers import aligned as aligned_buffer
 from kvio.core.buffers import keep_freed_memory
 from kvio.core.store import Store, open_store
@@ -72,11 +73,13 @@ __all__ = [
     "BlockError",
     "BlockExistsError",
     "BlockNotFoundError",
+    "BlockReader",
     "BlockResult",
     "BlockSizeError",
     "BlockStat",
     "BlockStatus",
     "BlockStore",
+    "BlockWriter",
     "Capabilities",
     "ConfigError",
     "CorruptBlockError",

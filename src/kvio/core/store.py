@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
+from weakref import WeakSet
 
 from kvio.abc import Backend, Source
 from kvio.core import batches, buffers, lifetime, reads, streams
+from kvio.core.block_files import BlockReader, BlockWriter
 from kvio.core.buffers import Data
 from kvio.core.calls import CLOSED, Calls, Pending, Settings
 from kvio.core.counters import Counters
@@ -76,6 +78,7 @@ class Store:
         self._made_in = os.getpid()
         self._backend: Backend = load_backend(url.scheme).from_url(url)
         self._damaged = DamagedKeys()
+        self._writers: WeakSet[BlockWriter] = WeakSet()
         self._usual_nbytes = 0  # of the block that was last read into fresh memory
         self._start()
         self._attach()
@@ -246,6 +249,60 @@ class Store:
         with made as path:
             yield path
 
+    def open_writer(
+        self, key: str, *, if_exists: IfExists = "keep", nbytes: int | None = None
+    ) -> BlockWriter:
+        """Open a file object that writes a block of any length piece by piece.
+
+        Use it in a ``with``: at its end the block is stored, whole or not at all, and
+        `BlockWriter.receipt` is set; if the ``with`` raises, nothing is stored::
+
+            with store.open_writer("samples/1") as file:
+                torch.save(state, file)
+
+        Up to 64 MiB stay in memory. Above that, file systems get the bytes as they are written; for
+        a bucket they are collected in a file without a name in ``$TMPDIR`` (default /var/tmp).
+        *nbytes*: the length, if it is known; more or fewer bytes are an error then.
+
+        Raises:
+            InvalidKeyError: the key is not valid.
+            StoreClosedError: the store is closed.
+        """
+        check_key(key)
+        check_if_exists(if_exists)
+
+        def store(held: memoryview, more: Source | None, cancel: Cancellation | None) -> Receipt:
+            def write(if_exists: IfExists) -> Receipt:
+                return streams.write_held(self._backend, key, held, more, nbytes, if_exists, cancel)
+
+            return self._write_long(key, write, nbytes, if_exists)
+
+        writer = BlockWriter(key, store, nbytes=nbytes)
+        self._writers.add(writer)
+        if self._calls.closed:
+            writer.abort()
+            raise StoreClosedError(CLOSED)
+        return writer
+
+    def open_reader(self, key: str, *, offset: int = 0, nbytes: int | None = None) -> BlockReader:
+        """Open a file object that reads a block, or a range of it, from beginning to end.
+
+        It holds up to 16 MiB. A whole block is verified as it is read, and its last piece is
+        returned only if the checksum is right; a range is not verified. For many small reads or
+        lines wrap it in `io.BufferedReader`.
+
+        Raises:
+            InvalidKeyError, BlockNotFoundError, BlockSizeError: as `read_block`.
+            KvioError: any other error is raised by the read that meets it.
+        """
+        check_key(key)
+        reads.check_range(offset, nbytes)
+        stat = self.stat_block(key)
+        if offset > stat.nbytes:
+            raise BlockSizeError(f"offset {offset} lies beyond block {key!r}", key=key)
+        pieces = self._read_stream(key, offset, nbytes, checked_first=False, stat=stat)
+        return BlockReader(key, pieces)
+
     def read_block_into(
         self,
         key: str,
@@ -384,12 +441,25 @@ class Store:
         self, key: str, source: Source, *, nbytes: int | None, if_exists: IfExists
     ) -> Receipt:
         """Store a stream of any length with little memory (for ``kvio put``)."""
+
+        def write(if_exists: IfExists) -> Receipt:
+            return streams.write(self._backend, key, source, nbytes, if_exists)
+
+        return self._write_long(key, write, nbytes, if_exists)
+
+    def _write_long(
+        self,
+        key: str,
+        write: Callable[[IfExists], Receipt],
+        nbytes: int | None,
+        if_exists: IfExists,
+    ) -> Receipt:
         check_key(key)
         damaged = if_exists == "keep" and key in self._damaged.keys
         try:
             if damaged and not self._calls.here(self._backend.verify_block, key).ok:
                 if_exists = "replace"
-            receipt = self._calls.here(streams.write, self._backend, key, source, nbytes, if_exists)
+            receipt = self._calls.here(write, if_exists)
         except MemoryError as exc:
             raise self._out_of_memory(exc, "writes", key, nbytes) from exc
         except KvioError as exc:
@@ -400,13 +470,21 @@ class Store:
         return receipt
 
     def _read_stream(
-        self, key: str, offset: int, nbytes: int | None, *, checked_first: bool
+        self,
+        key: str,
+        offset: int,
+        nbytes: int | None,
+        *,
+        checked_first: bool,
+        stat: BlockStat | None = None,
     ) -> Iterator[memoryview]:
         """Yield a block, or a range of it, with little memory (for ``kvio get``)."""
         check_key(key)
         reads.check_range(offset, nbytes)
         got = 0
-        pieces = streams.read(self._backend, key, offset, nbytes, checked_first=checked_first)
+        pieces = streams.read(
+            self._backend, key, offset, nbytes, checked_first=checked_first, stat=stat
+        )
         while True:
             try:
                 # Not a call in progress while the caller has a piece: it may not ask for more.
@@ -755,12 +833,16 @@ class Store:
     def close(self, *, timeout: float | None = None) -> None:
         """Finish submitted work, then close; later calls raise `StoreClosedError`.
 
+        Writers of `open_writer` that are not closed store nothing.
+
         Raises:
             StorageTimeoutError: after *timeout* seconds calls were still running; queued ones are
                 cancelled, and stuck ones keep their descriptors.
         """
         if not self._calls.refuse():
             return
+        for writer in tuple(self._writers):
+            writer.abort(StoreClosedError(CLOSED))
         if not self._calls.close(timeout):
             raise StorageTimeoutError("calls were still running when close() timed out")
         self._backend.close()
@@ -781,6 +863,7 @@ class Store:
         if self._calls.closed:
             return
         self._start()
+        self._writers = WeakSet()
         self._damaged = DamagedKeys(self._damaged.keys)  # the lock may have been held
         try:
             self._backend.after_fork()

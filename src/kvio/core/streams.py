@@ -24,7 +24,7 @@ from kvio.errors import (
     TransientStorageError,
     storage_error,
 )
-from kvio.types import Cancellation, IfExists, Level, MiB, Receipt
+from kvio.types import BlockStat, Cancellation, IfExists, Level, MiB, Receipt
 
 #: Blocks up to this length are held in memory and written at once.
 HELD_BYTES: Final = 64 * MiB
@@ -52,11 +52,29 @@ def write(
     if nbytes is not None:
         source = _Exactly(source, key, got, nbytes)
         source.check(got == len(held))
-    if got < HELD_BYTES or got == nbytes:
-        return backend.write_block(key, [held[:got]], if_exists=if_exists, cancel=cancel)
-    whole = _Joined(held, source)
+    more = None if got < HELD_BYTES or got == nbytes else source
+    return write_held(backend, key, held[:got], more, nbytes, if_exists, cancel)
+
+
+def write_held(
+    backend: Backend,
+    key: str,
+    held: memoryview,
+    more: Source | None,
+    nbytes: int | None,
+    if_exists: IfExists,
+    cancel: Cancellation | None = None,
+) -> Receipt:
+    """Store the bytes in memory, then those of a source if there are *more*; *nbytes*: of both.
+
+    Raises:
+        KvioError: as `Backend.write_block`; nothing is visible.
+    """
+    if more is None:
+        return backend.write_block(key, [held], if_exists=if_exists, cancel=cancel)
+    whole = _Joined(held, more)
     receipt = backend.write_stream(
-        key, whole, nbytes=nbytes, at_least=got, if_exists=if_exists, cancel=cancel
+        key, whole, nbytes=nbytes, at_least=len(held), if_exists=if_exists, cancel=cancel
     )
     return _write_spooled(backend, key, whole, if_exists) if receipt is None else receipt
 
@@ -163,19 +181,26 @@ def opened(path: str, key: str, *, move: bool) -> Iterator[SourceFile]:
 
 
 def read(
-    backend: Backend, key: str, offset: int, nbytes: int | None, *, checked_first: bool
+    backend: Backend,
+    key: str,
+    offset: int,
+    nbytes: int | None,
+    *,
+    checked_first: bool,
+    stat: BlockStat | None = None,
 ) -> Iterator[memoryview]:
     """Yield a block, or a range of it, piece by piece; a piece is valid until the next.
 
     With *checked_first* a long block is read twice, the first time to verify it; else its checksum
-    is compared after the last piece.
+    is compared before the last piece is yielded.
 
     Raises:
         CorruptBlockError: the bytes yielded are not those written.
         TransientStorageError: the block was replaced meanwhile.
         KvioError: as `Backend.read_block_into`.
     """
-    stat = backend.stat_block(key)
+    if stat is None:
+        stat = backend.stat_block(key)
     end = stat.nbytes if nbytes is None else min(stat.nbytes, offset + nbytes)
     if end - offset <= _PIECE_BYTES:
         yield read_fresh(backend, key, offset, nbytes, None)
@@ -196,10 +221,17 @@ def read(
         if got != len(piece):
             raise _replaced(key)
         crc = _native.crc32c(piece, crc)
+        if at + len(piece) == end:
+            _check_end(backend, stat, crc if whole else None)
         yield piece
+
+
+def _check_end(backend: Backend, stat: BlockStat, crc: int | None) -> None:
+    """Raise if a block was replaced while it was read, or if its checksum is not *crc*."""
+    key = stat.key
     if backend.stat_block(key) != stat:
         raise _replaced(key)
-    if whole and stat.checksum not in (None, crc):
+    if crc is not None and stat.checksum not in (None, crc):
         text = f"block {key!r} is corrupt: the payload's checksum is wrong"
         raise CorruptBlockError(text, key=key)
 
@@ -268,6 +300,7 @@ def _write_spooled(backend: Backend, key: str, source: Source, if_exists: IfExis
             pages = memoryview(mmap.mmap(spool.fileno(), nbytes, access=mmap.ACCESS_READ))
         except OSError as exc:
             raise _spool_error(exc, directory, key) from exc
+    # Not cancellable: a backend may copy what can be cancelled, and this may be larger than memory.
     receipt = backend.write_block(key, [pages], if_exists=if_exists)
     if not receipt.existed and receipt.checksum not in (None, crc):
         backend.delete_block(key)

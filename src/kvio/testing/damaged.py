@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import pytest
 
 import kvio
+from kvio.core import streams
 from kvio.testing.hooks import Damage, StoreTests
 from kvio.testing.payloads import Guarded, payload
 from kvio.types import BlockStatus as Status
@@ -69,6 +71,24 @@ class DamageTests(StoreTests):
             assert {caught.value.key for caught in (fresh, given, roomy)} == {block.key}
             assert out.intact(), block
         assert all(self.holds(store, f"good/{n}", payload(n, 2)) for n in _SIZES)
+
+    @pytest.mark.parametrize("piece_bytes", [kvio.KiB, kvio.GiB])
+    def test_a_reader_ends_before_its_last_bytes(
+        self,
+        store: kvio.Store,
+        damaged: list[Broken],
+        monkeypatch: pytest.MonkeyPatch,
+        piece_bytes: int,
+    ) -> None:
+        """A file object of a damaged block fails, and goes on failing, before all is read."""
+        monkeypatch.setattr(streams, "_PIECE_BYTES", piece_bytes)
+        for block in damaged:
+            got: list[bytes] = []
+            with pytest.raises(kvio.CorruptBlockError), store.open_reader(block.key) as reader:
+                got.extend(iter(partial(reader.read, 100), b""))
+            assert sum(map(len, got)) < block.nbytes, block
+        with store.open_reader(f"good/{_SIZES[0]}") as reader:
+            assert reader.read() == payload(_SIZES[0], 2)
 
     def test_a_batch_says_which_are_damaged(self, store: kvio.Store, damaged: list[Broken]) -> None:
         """In a batch the damaged blocks are ``corrupt`` and their neighbours are read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvio.testing.as_files import FileTests
 from kvio.testing.batches import BatchTests
 from kvio.testing.closing import ClosingTests
 from kvio.testing.damaged import DamageTests
@@ -19,6 +20,7 @@ class BackendTests(
     WritingTests,
     ReadingTests,
     LookingTests,
+    FileTests,
     BatchTests,
     DamageTests,
     SubmittedTests,
