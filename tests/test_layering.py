@@ -64,10 +64,10 @@ LIBRARIES = {
     "pytest": {"testing"},
     "hypothesis": {"testing.stateful"},
     "boto3": {"backends.s3.boto3"},
-    "botocore": {"backends.s3.boto3"},
+    "botocore": {"backends.s3.boto3", "backends.s3.profiles"},
     "minio": {"backends.s3.minio"},
     "urllib3": {"backends.s3.boto3", "backends.s3.minio"},
-    "obstore": {"backends.s3.obstore"},
+    "obstore": {"backends.s3.obstore", "backends.s3.profiles"},  # there for its types
     "s3dlio": {"backends.s3.s3dlio"},
     "s3torchconnectorclient": {"backends.s3.torch"},
     "mpi4py": {"sharedfile"},

@@ -96,7 +96,7 @@ def test_a_large_block_costs_its_parts_and_two_checks(library: str, faulty: Faul
         assert taken(faulty, since) == {"HeadObject": 1, "GetObject": 3}
 
 
-@pytest.mark.parametrize(("library", "requests"), [("s3+obstore", 32), ("s3+boto3", 16)])
+@pytest.mark.parametrize(("library", "requests"), [("s3+obstore", 64), ("s3+boto3", 16)])
 def test_a_batch_waits_for_many_answers_at_once(
     library: str, requests: int, faulty: FaultyServer
 ) -> None:

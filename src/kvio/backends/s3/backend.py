@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Self, cast
 
 from kvio.abc import Backend, RawBlock, RunAll
 from kvio.backends.s3 import body
-from kvio.backends.s3.client import Connect, Objects, Traits
+from kvio.backends.s3.client import MAX_DELETED, Connect, Objects, Traits
 from kvio.backends.s3.errors import ErrorKind, RequestFailed
 from kvio.backends.s3.options import S3Options, options_from_url
 from kvio.backends.s3.probing import Probe, Server
@@ -172,8 +172,8 @@ class S3Backend(Backend):
 
     @classmethod
     def default_io_threads(cls) -> int:
-        """Return 32: requests wait for the network, not for processors."""
-        return 32
+        """Return 64: requests wait for the network, not for processors."""
+        return 64
 
     @classmethod
     def from_url(cls, url: StoreURL) -> Self:
@@ -331,6 +331,61 @@ class S3Backend(Backend):
             return False
         self._request(lambda: objects.delete(name), "delete", key=key, cancel=cancel)
         return True
+
+    def delete_blocks(
+        self, keys: Sequence[str], *, cancel: Cancellation | None = None
+    ) -> list[BlockResult]:
+        """Look for each block, then delete those that are there with one request per 1000."""
+        found: dict[str, BlockResult] = {}
+
+        def results() -> list[BlockResult]:
+            told, by_key = [], dict(found)
+            for key in keys:
+                told.append(by_key.get(key) or BlockResult(key, BlockStatus.CANCELLED))
+                if told[-1].ok:  # a key that is named twice is gone the second time
+                    by_key[key] = BlockResult(key, BlockStatus.MISSING)
+            return told
+
+        if cancel is not None:
+            cancel.results = results
+        there = []
+        for key in dict.fromkeys(keys):
+            if cancel is not None and cancel.requested:
+                return results()
+            try:
+                if self._reader.exists(self._objects, key, cancel):
+                    there.append(key)
+                else:
+                    found[key] = BlockResult(key, BlockStatus.MISSING)
+            except KvioError as exc:
+                found[key] = BlockResult(key, status_of(exc), 0, exc)
+        for at in range(0, len(there), MAX_DELETED):
+            if cancel is not None and cancel.requested:
+                break
+            group = there[at : at + MAX_DELETED]
+            found |= zip(group, self._delete_together(group, cancel), strict=True)
+        return results()
+
+    def _delete_together(
+        self, keys: Sequence[str], cancel: Cancellation | None
+    ) -> list[BlockResult]:
+        """Delete blocks that are there, together, or one by one where that fails."""
+        objects, names = self._objects, list(map(self._reader.name, keys))
+        if len(keys) == 1:
+            return [self._delete_one(objects, keys[0], cancel)]
+        try:
+            self._request(partial(objects.delete_many, names), "delete", cancel=cancel)
+            return [BlockResult(key, BlockStatus.OK) for key in keys]
+        except KvioError:
+            return [self._delete_one(objects, key, cancel) for key in keys]
+
+    def _delete_one(self, objects: Objects, key: str, cancel: Cancellation | None) -> BlockResult:
+        delete = partial(objects.delete, self._reader.name(key))
+        try:
+            self._request(delete, "delete", key=key, cancel=cancel)
+        except KvioError as exc:
+            return BlockResult(key, status_of(exc), 0, exc)
+        return BlockResult(key, BlockStatus.OK)
 
     def open_raw(self, key: str) -> RawBlock:
         return RawObject(self._reader, self._objects, key)

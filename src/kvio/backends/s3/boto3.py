@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -188,6 +188,16 @@ class Boto3Objects:
     def delete(self, name: str) -> None:
         """Delete an object."""
         self._call(self._client.delete_object, Key=name)
+
+    def delete_many(self, names: Sequence[str]) -> None:
+        """Delete objects with one request."""
+        wanted = {"Objects": [{"Key": name} for name in names]}
+        answer = self._call(self._client.delete_objects, Delete=wanted)
+        for error in answer.get("Errors", ()):
+            code = str(error.get("Code", ""))
+            raise RequestFailed(error_kind(None, code), f"{code}: {error.get('Message', '')}")
+        if {one["Key"] for one in answer.get("Deleted", ())} != set(names):
+            raise RequestFailed(ErrorKind.LOST, "the answer does not name what was deleted")
 
     def list_names(self, prefix: str) -> Iterator[str]:
         """Yield names, page by page."""

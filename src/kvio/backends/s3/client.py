@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -45,6 +45,8 @@ class Traits:
     unsupported_options: tuple[UnsupportedOption, ...] = ()
 
 
+#: Names in one DeleteObjects request: the limit of S3.
+MAX_DELETED: Final = 1000
 #: The length of an object that a range request did not report.
 UNKNOWN: Final = -1
 
@@ -113,6 +115,9 @@ class Objects(Protocol):
 
     def delete(self, name: str) -> None:
         """Delete an object; do nothing if there is none."""
+
+    def delete_many(self, names: Sequence[str]) -> None:
+        """Delete up to `MAX_DELETED` objects; after an error, some of them may be there still."""
 
     def list_names(self, prefix: str) -> Iterator[str]:
         """Yield the names that start with *prefix*, page by page."""

@@ -28,7 +28,10 @@ class ErrorKind(Enum):
     MISSING = "no such object"
     NO_BUCKET = "no such bucket"
     DENIED = "the server denies access"
-    NO_CREDENTIALS = "no credentials were found"
+    NO_CREDENTIALS = (
+        "no credentials were found: give access_key and secret_key (a pickled store has none), or "
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    )
     EXISTS = "the object exists"
     CONFLICT = "another writer changed the object at the same time"
     RANGE = "the range lies beyond the end of the object"

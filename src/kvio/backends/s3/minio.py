@@ -13,7 +13,7 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO, ClassVar, Final, TypeVar, cast
 from xml.etree import ElementTree as ET
@@ -28,6 +28,7 @@ from minio.credentials.providers import (
     Provider,
     StaticProvider,
 )
+from minio.deleteobjects import DeleteObject
 from minio.error import InvalidResponseError, S3Error, ServerError
 from urllib3 import exceptions as failures
 
@@ -43,7 +44,7 @@ from kvio.backends.s3.client import (
     read_nothing,
 )
 from kvio.backends.s3.errors import ErrorKind, RequestFailed, error_kind, timed_out
-from kvio.backends.s3.options import MAX_PARTS, MIN_PART_BYTES, S3Options
+from kvio.backends.s3.options import MAX_PARTS, MIN_PART_BYTES, PARTS_AT_ONCE, S3Options
 from kvio.backends.s3.timeouts import Watchdog
 from kvio.errors import ConfigError
 from kvio.types import Parts
@@ -70,8 +71,6 @@ FAILURES: Final[tuple[tuple[type[Exception], ErrorKind], ...]] = (
     (failures.HTTPError, ErrorKind.LOST),
     (ET.ParseError, ErrorKind.LOST),  # a truncated response is invalid XML
 )
-#: Threads that minio starts to upload the parts of one object.
-_PART_THREADS: Final = 4
 
 
 class MinioObjects:
@@ -132,7 +131,7 @@ class MinioObjects:
                     total,
                     metadata=_checksum(crc32c) if one else None,
                     part_size=max(total, MIN_PART_BYTES) if one else part_bytes,
-                    num_parallel_uploads=_PART_THREADS,
+                    num_parallel_uploads=PARTS_AT_ONCE,
                 )
             )
 
@@ -199,6 +198,12 @@ class MinioObjects:
     def delete(self, name: str) -> None:
         """Delete an object."""
         _call(lambda: self._client.remove_object(self._bucket, name))
+
+    def delete_many(self, names: Sequence[str]) -> None:
+        """Delete objects with one request."""
+        wanted = map(DeleteObject, names)
+        for error in _call(lambda: list(self._client.remove_objects(self._bucket, wanted))):
+            raise RequestFailed(error_kind(None, error.code), f"{error.code}: {error.message}")
 
     def list_names(self, prefix: str) -> Iterator[str]:
         """Yield names; minio requests the pages."""

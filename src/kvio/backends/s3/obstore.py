@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar
@@ -25,11 +25,11 @@ from obstore.exceptions import (
 from obstore.store import S3Store
 
 from kvio.abc import RunAll
-from kvio.backends.s3 import body
+from kvio.backends.s3 import body, profiles
 from kvio.backends.s3.backend import S3Backend
 from kvio.backends.s3.client import UNKNOWN, Connect, GetResult, Head, Traits, read_nothing
 from kvio.backends.s3.errors import ErrorKind, RequestFailed, error_kind
-from kvio.backends.s3.options import MAX_PART_BYTES, MAX_PARTS, S3Options
+from kvio.backends.s3.options import MAX_PART_BYTES, MAX_PARTS, PARTS_AT_ONCE, S3Options
 from kvio.errors import ConfigError
 from kvio.types import KiB, Parts
 
@@ -85,7 +85,6 @@ _SOURCES: Final = (
 )
 _STATUS: Final = re.compile(r"status(?: code)?:? (\d{3})")
 _CODE: Final = re.compile(r"(?:<Code>|\(code: )(\w+)")
-_PART_CONCURRENCY: Final = 4
 #: A listed object of this size, the least of a block, is taken to have the name that is listed.
 _SURE_NBYTES: Final = body.NBYTES
 #: Stands for "no limit": a year. Without a value the library uses 30 s.
@@ -101,8 +100,9 @@ class ObstoreObjects:
 
     def __init__(self, options: S3Options) -> None:
         self._part_bytes = options.part_bytes
-        self._may_sign = _finds_credentials(options)
-        self._store = _store(options)
+        profile = None if _names_credentials(options) else profiles.credentials()
+        self._may_sign = profile is not None or _finds_credentials(options)
+        self._store = _store(options, profile)
 
     def check_bucket(self, name: str) -> None:
         """Fail unless the bucket exists and is accessible."""
@@ -136,7 +136,7 @@ class ObstoreObjects:
                 [part for part in parts if len(part)],
                 use_multipart=True,
                 chunk_size=max(self._part_bytes, -(-total // MAX_PARTS)),
-                max_concurrency=_PART_CONCURRENCY,
+                max_concurrency=PARTS_AT_ONCE,
             )
         )
 
@@ -216,6 +216,10 @@ class ObstoreObjects:
         """Delete an object."""
         _call(lambda: self._store.delete(name))
 
+    def delete_many(self, names: Sequence[str]) -> None:
+        """Delete objects with one request."""
+        _call(lambda: self._store.delete(names))
+
     def list_names(self, prefix: str) -> Iterator[str]:
         """Yield names, page by page; the library only lists whole path segments.
 
@@ -274,9 +278,14 @@ def _range(start: int, stop: int | None) -> Any:
     return {"range": {"offset": start}} if start else {}
 
 
+def _names_credentials(options: S3Options) -> bool:
+    """Return whether the options or the environment have credentials, or say where they are."""
+    return options.access_key is not None or any(map(os.environ.get, _SOURCES))
+
+
 def _finds_credentials(options: S3Options) -> bool:
     """Return whether credentials can be found; the metadata service is used for AWS only."""
-    if options.access_key is not None or any(map(os.environ.get, _SOURCES)):
+    if _names_credentials(options):
         return True
     disabled = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
     return options.endpoint_url is None and not disabled
@@ -294,7 +303,7 @@ def _credentials(options: S3Options) -> S3Credential:
     }
 
 
-def _store(options: S3Options) -> S3Store:
+def _store(options: S3Options, profile: Callable[[], S3Credential] | None) -> S3Store:
     client: ClientConfig = {
         "allow_http": not options.tls,
         "allow_invalid_certificates": not options.tls_verify,
@@ -311,6 +320,8 @@ def _store(options: S3Options) -> S3Store:
     if options.access_key is not None:
         given["credential_provider"] = partial(_credentials, options)
         given["skip_signature"] = False
+    elif profile is not None:
+        given["credential_provider"] = profile
     if options.endpoint_url is not None:
         given["endpoint"] = given["aws_endpoint_url_s3"] = options.endpoint_url
     try:

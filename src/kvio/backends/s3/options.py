@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
+from kvio.backends.s3 import profiles
 from kvio.errors import ConfigError
 from kvio.types import (
     MAX_KEY_CHARACTERS,
@@ -29,6 +30,8 @@ MIN_PART_BYTES: Final = 5 * MiB
 MAX_PART_BYTES: Final = 5 * GiB
 MAX_PARTS: Final = 10_000
 MAX_NAME_BYTES: Final = 1024
+#: Parts of one block that are sent at once; minio and s3dlio hold a copy of each.
+PARTS_AT_ONCE: Final = 16
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]").fullmatch
 
@@ -122,7 +125,7 @@ def options_from_url(url: StoreURL, environ: Mapping[str, str] = os.environ) -> 
     """Parse ``scheme://bucket/prefix?option=value``.
 
     A missing endpoint or region is taken from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION
-    and AWS_DEFAULT_REGION, as in every AWS tool.
+    and AWS_DEFAULT_REGION, and then from the AWS profile, as in every AWS tool.
 
     Raises:
         ConfigError: the URL or an option is invalid.
@@ -136,6 +139,10 @@ def options_from_url(url: StoreURL, environ: Mapping[str, str] = os.environ) -> 
         found = next((environ[v] for v in variables if environ.get(v)), None)
         if options.get(name) is None and found:
             options[name] = found
+    if environ is os.environ and any(options.get(name) is None for name in _FROM_ENVIRONMENT):
+        for name, value in profiles.settings().items():
+            if options.get(name) is None:
+                options[name] = value
     return typed_options(S3Options, {**options, "bucket": url.host, "prefix": url.path.strip("/")})
 
 

@@ -34,6 +34,15 @@ class RangeObjects(ABC):
     def head(self, name: str) -> Head:
         """Return an object's length and metadata."""
 
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete an object; do nothing if there is none."""
+
+    def delete_many(self, names: Sequence[str]) -> None:
+        """Delete objects one by one: the libraries have no request for several."""
+        for name in names:
+            self.delete(name)
+
     def check_bucket(self, name: str) -> None:
         """Read an object that never exists: the error shows whether the bucket exists."""
         try:

@@ -30,7 +30,7 @@ from kvio.backends.s3 import body
 from kvio.backends.s3.backend import S3Backend
 from kvio.backends.s3.client import Connect, Head, Traits, UnsupportedOption
 from kvio.backends.s3.errors import ErrorKind, RequestFailed, error_kind
-from kvio.backends.s3.options import MAX_PARTS, S3Options
+from kvio.backends.s3.options import MAX_PARTS, PARTS_AT_ONCE, S3Options
 from kvio.backends.s3.ranges import RangeObjects
 from kvio.errors import ConfigError
 from kvio.types import Cancellation, Parts
@@ -48,9 +48,6 @@ TRAITS = Traits(
         UnsupportedOption("addressing", "it always puts the bucket in the path", ("virtual",)),
     ),
 )
-
-#: Concurrent parts of one block: each has a buffer of part_bytes.
-_PARTS_IN_FLIGHT: Final = 8
 
 #: The server's error code in s3dlio's texts; a HEAD has only the status.
 _SERVICE_ERROR: Final = re.compile(
@@ -84,7 +81,7 @@ class S3dlioObjects(RangeObjects):
         _configure(options)
         self._bucket = options.bucket
         self._part_bytes = options.part_bytes
-        self._in_flight = min(_PARTS_IN_FLIGHT, options.connections)
+        self._in_flight = min(PARTS_AT_ONCE, options.connections)
         self.traits = replace(TRAITS, checks_upload="sha256") if options.signs_payload else TRAITS
 
     def check_bucket(self, name: str) -> None:

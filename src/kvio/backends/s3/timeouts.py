@@ -239,6 +239,11 @@ class TimeLimited:
         """Delete an object."""
         self._run(lambda: self._inner.delete(name))
 
+    def delete_many(self, names: Sequence[str]) -> None:
+        """Delete objects; each has the time of one request."""
+        for name in names:
+            self.delete(name)
+
     def list_names(self, prefix: str) -> Iterator[str]:
         """Yield names; each page has the time of one request."""
         names = self._inner.list_names(prefix)
