@@ -323,6 +323,40 @@ def checkpoint(
     _exit(status)
 
 
+def s3_network(
+    results: Results = None,
+    budget: Budget = "2m",
+    rounds: Rounds = 15,
+    round_trip_ms: Annotated[
+        float, typer.Option(min=0, metavar="MS", help="Time of a request and of a new connection.")
+    ] = 20.0,
+    connection_mib_s: Annotated[
+        float, typer.Option(min=0, metavar="MIB/S", help="Rate of each connection; 0: no limit.")
+    ] = 20.0,
+    objects: Annotated[int, typer.Option(metavar="N", help="Objects of 64 KiB in a batch.")] = 400,
+    large: Annotated[
+        str, typer.Option(metavar="SIZE", help="Length of the large object; 0: none.")
+    ] = "128MiB",
+    contenders: Names = None,
+) -> None:
+    """Compare batches and a large object over a simulated network, kvio and the libraries' ways.
+
+    The server is benchmarks/s3mem, which waits as long as a network would take. Exit status 1: a
+    byte differed.
+    """
+    from benchmarks.scenarios import s3_network as this
+
+    status = this.run(
+        _limits(Path(), results, budget, "1", rounds),
+        contenders=_names(contenders) or this.CONTENDERS,
+        objects=objects,
+        large_bytes=parse_size(large),
+        round_trip_ms=round_trip_ms,
+        connection_mib_s=connection_mib_s,
+    )
+    _exit(status)
+
+
 def media(
     root: Root = Path(),
     results: Results = None,
@@ -479,6 +513,13 @@ _COMMANDS: Final = (
         "  media --root /var/tmp\n  media --root /var/tmp --kinds ext4,xfs --budget 5m",
     ),
     ("s3", s3_options.s3, s3_options.EXAMPLES),
+    (
+        "s3-network",
+        s3_network,
+        "  s3-network\n"
+        "  s3-network --round-trip-ms 60 --connection-mib-s 0 --objects 2000 --budget 5m\n"
+        "  s3-network --contenders 'kvio obstore,obstore async' --large 0",
+    ),
     ("dlio", dlio_options.dlio, dlio_options.EXAMPLES),
     ("mlperf_kv", mlperf_kv_options.mlperf_kv, mlperf_kv_options.EXAMPLES),
     (

@@ -143,15 +143,20 @@ def given(url: str, bucket: str) -> Server:
 
 
 @contextmanager
-def in_memory(bucket: str, reserve_bytes: int) -> Iterator[Server]:
-    """Run the server of `benchmarks.s3mem` meanwhile.
+def in_memory(
+    bucket: str, reserve_bytes: int, *, round_trip_ms: float = 0.0, connection_mib_s: float = 0.0
+) -> Iterator[Server]:
+    """Run the server of `benchmarks.s3mem` meanwhile, behind a simulated network if wanted.
 
     Raises:
         UnsupportedError: there is none.
     """
     root = Path(__file__).resolve().parents[2]
     environ = _fresh_environment()
-    options = ("--trust-bodies", "--reserve-mib", str(-(-reserve_bytes >> 20)))
+    options = (
+        *("--trust-bodies", "--reserve-mib", str(-(-reserve_bytes >> 20))),
+        *("--round-trip-ms", str(round_trip_ms), "--connection-mib-s", str(connection_mib_s)),
+    )
     command = (sys.executable, "-c", _SERVE, str(root), *options, "--until-stdin-closes")
     process = subprocess.Popen(
         command,
