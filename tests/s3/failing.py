@@ -103,7 +103,13 @@ def open_faulty(
 ) -> kvio.Store:
     """Open a store on a server that misbehaves; no request is made again, and nothing probed."""
     registered(library)
-    settings = {"part_bytes": PART_BYTES, "retries": 0, "conditional": "trust", **PATIENT}
+    settings = {
+        "part_bytes": PART_BYTES,
+        "retries": 0,
+        "retry_s": 0.0,
+        "conditional": "trust",
+        **PATIENT,
+    }
     return open_s3(
         library,
         server.endpoint,

@@ -117,6 +117,7 @@ def _connection(options: S3Options) -> S3Options:
         prefix="",
         namespace="",
         retries=0,
+        retry_s=0.0,
         checksum="crc32c",
         conditional="probe",
         durability="visible",
@@ -160,7 +161,7 @@ class S3Backend(Backend):
         self._renew()
         try:
             check = partial(self._objects.check_bucket, self._reader.name(_NOTHING))
-            self._request(check, f"open the bucket {options.bucket!r}")
+            self._request(check, f"open the bucket {options.bucket!r}", patient=False)
         except BaseException:
             self.close()
             raise
@@ -195,7 +196,7 @@ class S3Backend(Backend):
 
     def _renew(self) -> None:
         self._pid = os.getpid()
-        self._request = RetryPolicy(self.name, self.options.retries)
+        self._request = RetryPolicy(self.name, self.options.retries, self.options.retry_s)
         self._reader = Reader(self.options, self._request, self._run_parallel)
         self._server = Server(self.options, self._request)
         self._writer = Writer(

@@ -59,6 +59,8 @@ RETRYABLE: Final = frozenset(
         ErrorKind.MANGLED,
     }
 )
+#: Errors of a server that restarts: some seconds later it may be there again.
+PASSING: Final = frozenset({ErrorKind.BUSY, ErrorKind.LOST, ErrorKind.UNREACHABLE})
 #: After these errors the server may still have carried out the request.
 AMBIGUOUS: Final = frozenset({ErrorKind.LOST, ErrorKind.TIMEOUT, ErrorKind.BUSY})
 

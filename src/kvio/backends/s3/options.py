@@ -55,6 +55,9 @@ class S3Options:
         read_timeout_s: timeout for the next bytes of a response, or of a body being sent.
         request_timeout_s: timeout for one whole request; ``inf``: none.
         retries: how often a request is retried after transient errors.
+        retry_s: seconds for which it is retried beyond that while the server cannot be reached,
+            is overloaded or breaks connections, as it does when it restarts; not while a store is
+            opened, nor with ``retries=0``.
         checksum: ``crc32c`` in every trailer, and sent with the body if the library can.
         payload_signing: ``signed`` (SHA-256 of the body), ``unsigned``, or ``auto``: unsigned over
             TLS.
@@ -80,6 +83,7 @@ class S3Options:
     read_timeout_s: float = 30.0
     request_timeout_s: float = 300.0
     retries: int = 3
+    retry_s: float = 10.0
     checksum: Literal["crc32c", "none"] = "crc32c"
     payload_signing: Literal["auto", "signed", "unsigned"] = "auto"
     conditional: Literal["probe", "trust", "off"] = "probe"
@@ -206,8 +210,11 @@ def is_loopback(host: str) -> bool:
 def _check_numbers(options: S3Options) -> None:
     if not MIN_PART_BYTES <= options.part_bytes <= MAX_PART_BYTES:
         raise ConfigError("option 'part_bytes' must be 5 MiB to 5 GiB: S3 accepts no other parts")
-    if options.connections < 1 or options.retries < 0:
-        raise ConfigError("'connections' must be at least 1, and 'retries' not negative")
+    if options.connections < 1 or options.retries < 0 or not 0 <= options.retry_s < math.inf:
+        raise ConfigError(
+            "'connections' must be at least 1, 'retries' and 'retry_s' not negative, and 'retry_s' "
+            "finite"
+        )
     for name in ("connect_timeout_s", "read_timeout_s", "request_timeout_s"):
         if not getattr(options, name) > 0:
             raise ConfigError(f"option {name!r} must be above 0 seconds")

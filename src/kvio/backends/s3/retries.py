@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from kvio.backends.s3.errors import AMBIGUOUS, RETRYABLE, ErrorKind, RequestFailed, error_of
+from kvio.backends.s3.errors import (
+    AMBIGUOUS,
+    PASSING,
+    RETRYABLE,
+    ErrorKind,
+    RequestFailed,
+    error_of,
+)
 from kvio.types import Cancellation
 
 T = TypeVar("T")
@@ -22,11 +30,18 @@ def run_sequentially(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 class RetryPolicy:
-    """Retries transient errors until the options' limit, or until the call is cancelled."""
+    """Retries transient errors until the options' limits, or until the call is cancelled.
 
-    def __init__(self, backend: str, retries: int) -> None:
+    Args:
+        backend: its name, for errors.
+        retries: how often, whatever the time.
+        retry_s: for so many seconds beyond that, after errors of a server that restarts.
+    """
+
+    def __init__(self, backend: str, retries: int, retry_s: float) -> None:
         self._backend = backend
         self._retries = retries
+        self._retry_s = retry_s if retries else 0.0
         self._lock = threading.Lock()
         self.retries_made = 0
 
@@ -38,15 +53,18 @@ class RetryPolicy:
         key: str | None = None,
         cancel: Cancellation | None = None,
         once_only: bool = False,
+        patient: bool = True,
     ) -> T:
         """Make a request, retry it after transient errors, and return its result.
 
-        With *once_only*, a request that the server may have carried out is not retried.
+        With *once_only*, a request that the server may have carried out is not retried. Without
+        *patient*, only the number of retries counts.
 
         Raises:
             KvioError: the typed error of the last attempt.
         """
         attempt = 0
+        until = time.monotonic() + self._retry_s if patient else 0.0
         while True:
             try:
                 if cancel is None or not cancel.requested:
@@ -54,7 +72,8 @@ class RetryPolicy:
                 raise RequestFailed(ErrorKind.TIMEOUT, "the call was cancelled")
             except RequestFailed as failed:
                 ambiguous = once_only and failed.kind in AMBIGUOUS
-                last = attempt == self._retries or failed.kind not in RETRYABLE
+                passing = failed.kind in PASSING and time.monotonic() < until
+                last = failed.kind not in RETRYABLE or (attempt >= self._retries and not passing)
                 if last or ambiguous or _cancelled_within(cancel, _wait_s(attempt)):
                     if failed.kind is ErrorKind.DENIED:
                         # The server's text may contain the access key.
