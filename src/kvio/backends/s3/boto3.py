@@ -69,6 +69,7 @@ class Boto3Objects:
     def __init__(self, options: S3Options) -> None:
         self._bucket = options.bucket
         self._part_bytes = options.part_bytes
+        self._stored_as = _stored_as(options)
         self._client = _client(options)
         self._request_timeout_s = options.request_timeout_s
         self._watchdog = Watchdog(options.request_timeout_s)
@@ -84,7 +85,7 @@ class Boto3Objects:
         if body.total_bytes(parts) > self._part_bytes:
             self._put_in_parts(name, parts, if_none_match=if_none_match, run_all=run_all)
             return
-        extra = _checksum(crc32c) | _if_none_match(if_none_match)
+        extra = self._stored_as | _checksum(crc32c) | _if_none_match(if_none_match)
         answer = self._call(self._client.put_object, Key=name, Body=self._body(parts), **extra)
         _field(answer, "ETag")
 
@@ -99,7 +100,10 @@ class Boto3Objects:
         total = body.total_bytes(parts)
         step = max(self._part_bytes, -(-total // MAX_PARTS))
         begun = self._call(
-            self._client.create_multipart_upload, Key=name, ChecksumAlgorithm="CRC32C"
+            self._client.create_multipart_upload,
+            Key=name,
+            ChecksumAlgorithm="CRC32C",
+            **self._stored_as,
         )
         upload: dict[str, Any] = {"Key": name, "UploadId": _field(begun, "UploadId")}
 
@@ -296,6 +300,16 @@ def _shutdown(stream: Any) -> Callable[[], None] | None:
 
 def _if_none_match(if_none_match: bool) -> dict[str, Any]:  # noqa: FBT001
     return {"IfNoneMatch": "*"} if if_none_match else {}
+
+
+def _stored_as(options: S3Options) -> dict[str, Any]:
+    """Return the arguments for encryption and storage class."""
+    wanted = {
+        "ServerSideEncryption": options.sse,
+        "SSEKMSKeyId": options.sse_kms_key_id,
+        "StorageClass": options.storage_class,
+    }
+    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def _checksum(crc32c: int | None) -> dict[str, Any]:

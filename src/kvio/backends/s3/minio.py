@@ -81,6 +81,7 @@ class MinioObjects:
     def __init__(self, options: S3Options) -> None:
         self._bucket = options.bucket
         self._part_bytes = options.part_bytes
+        self._stored_as = _stored_as(options)
         self._watchdog = Watchdog(options.request_timeout_s)
         self._pool = _Pool(
             options.request_timeout_s,
@@ -129,7 +130,7 @@ class MinioObjects:
                     name,
                     cast(BinaryIO, _Body(parts)),
                     total,
-                    metadata=_checksum(crc32c) if one else None,
+                    metadata={**self._stored_as, **(_checksum(crc32c) if one else {})},
                     part_size=max(total, MIN_PART_BYTES) if one else part_bytes,
                     num_parallel_uploads=PARTS_AT_ONCE,
                 )
@@ -298,9 +299,19 @@ def _call(request: Callable[[], T]) -> T:
         raise RequestFailed(ErrorKind.TIMEOUT if timed_out(exc) else kind, str(exc)) from exc
 
 
-def _checksum(crc32c: int | None) -> dict[str, Any] | None:
+def _stored_as(options: S3Options) -> dict[str, Any]:
+    """Return the headers for encryption and storage class."""
+    wanted = {
+        "x-amz-server-side-encryption": options.sse,
+        "x-amz-server-side-encryption-aws-kms-key-id": options.sse_kms_key_id,
+        "x-amz-storage-class": options.storage_class,
+    }
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _checksum(crc32c: int | None) -> dict[str, Any]:
     if crc32c is None:
-        return None
+        return {}
     value = base64.b64encode(struct.pack(">I", crc32c)).decode("ascii")
     return {"x-amz-checksum-crc32c": value}
 

@@ -34,6 +34,7 @@ from kvio.errors import ConfigError
 from kvio.types import KiB, Parts
 
 if TYPE_CHECKING:
+    from obstore import Attribute
     from obstore.store import ClientConfig, S3Credential
 
 T = TypeVar("T")
@@ -100,6 +101,9 @@ class ObstoreObjects:
 
     def __init__(self, options: S3Options) -> None:
         self._part_bytes = options.part_bytes
+        self._attributes: dict[Attribute, str] | None = None
+        if options.storage_class is not None:
+            self._attributes = {"Storage-Class": options.storage_class}
         profile = None if _names_credentials(options) else profiles.credentials()
         self._may_sign = profile is not None or _finds_credentials(options)
         self._store = _store(options, profile)
@@ -126,7 +130,9 @@ class ObstoreObjects:
             data = body.join(parts) if small else [part for part in parts if len(part)]
             mode: Literal["create", "overwrite"] = "create" if if_none_match else "overwrite"
             try:
-                self._store.put(name, data, mode=mode, use_multipart=False)
+                self._store.put(
+                    name, data, mode=mode, use_multipart=False, attributes=self._attributes
+                )
             except _FAILURES as exc:
                 raise _failure(exc) from exc
             return
@@ -137,6 +143,7 @@ class ObstoreObjects:
                 use_multipart=True,
                 chunk_size=max(self._part_bytes, -(-total // MAX_PARTS)),
                 max_concurrency=PARTS_AT_ONCE,
+                attributes=self._attributes,
             )
         )
 
@@ -324,6 +331,10 @@ def _store(options: S3Options, profile: Callable[[], S3Credential] | None) -> S3
         given["credential_provider"] = profile
     if options.endpoint_url is not None:
         given["endpoint"] = given["aws_endpoint_url_s3"] = options.endpoint_url
+    if options.sse is not None:
+        given["server_side_encryption"] = options.sse
+    if options.sse_kms_key_id is not None:
+        given["sse_kms_key_id"] = options.sse_kms_key_id
     try:
         return S3Store(
             options.bucket,

@@ -33,6 +33,7 @@ MAX_NAME_BYTES: Final = 1024
 #: Parts of one block that are sent at once; minio and s3dlio hold a copy of each.
 PARTS_AT_ONCE: Final = 16
 
+_STORAGE_CLASS = re.compile(r"[A-Z][A-Z0-9_-]{0,63}").fullmatch
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]").fullmatch
 
 
@@ -63,6 +64,9 @@ class S3Options:
             TLS.
         conditional: ``probe`` the server's support of If-None-Match before using it, ``trust``
             the server, or never use the header (``off``).
+        sse, sse_kms_key_id: encryption by the server: ``AES256``, or ``aws:kms`` with this key;
+            None: as the bucket says.
+        storage_class: of new objects, as ``STANDARD_IA``; None: as the bucket says.
         durability, layout, verify: as for every store.
         namespace: stored in every trailer; blocks of another namespace are refused.
     """
@@ -87,6 +91,9 @@ class S3Options:
     checksum: Literal["crc32c", "none"] = "crc32c"
     payload_signing: Literal["auto", "signed", "unsigned"] = "auto"
     conditional: Literal["probe", "trust", "off"] = "probe"
+    sse: Literal["AES256", "aws:kms"] | None = None
+    sse_kms_key_id: str | None = None
+    storage_class: str | None = None
     durability: Durability = "visible"
     layout: Layout = "block"
     verify: Verify = "full"
@@ -215,6 +222,10 @@ def _check_numbers(options: S3Options) -> None:
             "'connections' must be at least 1, 'retries' and 'retry_s' not negative, and 'retry_s' "
             "finite"
         )
+    if options.sse_kms_key_id is not None and options.sse != "aws:kms":
+        raise ConfigError("sse_kms_key_id needs sse='aws:kms'")
+    if options.storage_class is not None and not _STORAGE_CLASS(options.storage_class):
+        raise ConfigError(f"not a storage class: {options.storage_class!r:.80}")
     for name in ("connect_timeout_s", "read_timeout_s", "request_timeout_s"):
         if not getattr(options, name) > 0:
             raise ConfigError(f"option {name!r} must be above 0 seconds")

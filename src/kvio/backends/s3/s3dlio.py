@@ -43,6 +43,9 @@ TRAITS = Traits(
     after_fork="refuse",
     timeouts="abandon reads",  # its timeout does not cover the body of a response
     unsupported_options=(
+        UnsupportedOption("sse", "it asks for no encryption; set it for the bucket"),
+        UnsupportedOption("sse_kms_key_id", "it asks for no encryption; set it for the bucket"),
+        UnsupportedOption("storage_class", "it names none"),
         UnsupportedOption("tls_verify", "it always checks the server's certificate; give ca_file"),
         UnsupportedOption("conditional", "it sends no If-None-Match", ("trust",)),
         UnsupportedOption("addressing", "it always puts the bucket in the path", ("virtual",)),

@@ -54,6 +54,8 @@ TRAITS = Traits(
     after_fork="reopen",
     timeouts="abandon",
     unsupported_options=(
+        UnsupportedOption("sse", "it asks for no encryption; set it for the bucket"),
+        UnsupportedOption("sse_kms_key_id", "it asks for no encryption; set it for the bucket"),
         UnsupportedOption("tls_verify", "it always checks the server's certificate; give ca_file"),
         UnsupportedOption("conditional", "it sends no If-None-Match", ("trust",)),
         UnsupportedOption("payload_signing", "it never hashes a body", ("signed",)),
@@ -108,6 +110,7 @@ class TorchObjects(RangeObjects):
     def __init__(self, options: S3Options) -> None:
         self._bucket = options.bucket
         self._part_bytes = options.part_bytes
+        self._storage_class = options.storage_class
         self._client = _client(options)
 
     def put(
@@ -130,7 +133,7 @@ class TorchObjects(RangeObjects):
             raise RequestFailed(ErrorKind.UNSUPPORTED, f"more than {MAX_PARTS} parts of part_bytes")
         stream = None
         try:
-            stream = self._client.put_object(self._bucket, name)
+            stream = self._client.put_object(self._bucket, name, self._storage_class)
             for start, stop in body.ranges(total, self._part_bytes):
                 stream.write(body.join(body.cut(parts, start, stop)))
                 if cancel is not None and cancel.requested:  # the caller's memory may have changed
