@@ -29,7 +29,7 @@ collect_ignore = ["plugin_dist"]
 hypothesis.settings.register_profile("quick", max_examples=60, deadline=None)
 hypothesis.settings.register_profile(
     "long",
-    max_examples=450,
+    max_examples=300,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
