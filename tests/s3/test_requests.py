@@ -119,3 +119,18 @@ def test_a_number_of_threads_that_is_named_is_taken(faulty: FaultyServer) -> Non
     """Instead of the default of the backend."""
     with open_s3("s3+obstore", faulty.endpoint, "bucket", io_threads=3) as store:
         assert store.io_threads == 3
+
+
+def test_a_lookup_asks_for_more_at_once_while_it_finds_blocks(faulty: FaultyServer) -> None:
+    """Few requests are in vain behind a short prefix, and a long one takes few round trips."""
+    keys = [f"k{number:03}" for number in range(200)]
+    with open_s3("s3+obstore", faulty.endpoint, "bucket", prefix="p") as store:
+        asked = []
+        for there in (0, 10, 40, 200):
+            for key in keys[:there]:
+                faulty.put("bucket", f"p/{key}", bytes(64))
+            since = len(faulty.requests)
+            assert store.count_leading(keys) == there
+            asked.append(len(faulty.requests) - since)
+
+    assert asked == [16, 16, 16 + 32, 200]

@@ -139,8 +139,9 @@ os.register_at_fork(after_in_child=_forget_all)
 
 #: The last part of the name of an object that never exists: no key starts with a dot.
 _NOTHING: Final = ".kvio-nothing"
-#: Concurrent HEAD requests of `count_leading`.
-_CONCURRENT_HEADS: Final = 16
+#: Concurrent HEAD requests of `count_leading`: at first, and at most; they double while all hit.
+_FIRST_HEADS: Final = 16
+_MOST_HEADS: Final = 64
 
 
 class S3Backend(Backend):
@@ -318,12 +319,14 @@ class S3Backend(Backend):
             return BlockResult(key, status_of(exc), 0, exc)
 
     def count_leading(self, keys: Sequence[str], *, cancel: Cancellation | None = None) -> int:
-        for at in range(0, len(keys), _CONCURRENT_HEADS):
-            group = keys[at : at + _CONCURRENT_HEADS]
+        at, width = 0, _FIRST_HEADS
+        while at < len(keys):
+            group = keys[at : at + width]
             tasks = [partial(self._reader.exists, self._objects, key, cancel) for key in group]
             found = self._run_parallel(tasks)
             if not all(found):
                 return at + found.index(False)
+            at, width = at + len(group), min(2 * width, _MOST_HEADS)
         return len(keys)
 
     def delete_block(self, key: str, *, cancel: Cancellation | None = None) -> bool:
