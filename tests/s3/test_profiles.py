@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -16,6 +19,7 @@ from kvio.backends.s3 import profiles
 from kvio.backends.s3.options import options_from_url
 from kvio.url import parse_url
 from tests.s3.failing import registered
+from tests.s3.faulty import FaultyServer
 from tests.s3.servers import Endpoint
 
 pytest.importorskip("botocore", reason="needs botocore (pip install 'kvio[s3-boto3]')")
@@ -102,11 +106,59 @@ def test_without_files_botocore_is_not_asked(
     config: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its import takes longer than opening a store."""
-    monkeypatch.setitem(sys.modules, "botocore.session", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert profiles.settings() == {}
-    assert profiles.credentials() is None
+    assert not profiles.Credentials(aws=True).there()
     config("[default]\nregion = eu-1\n")
     assert profiles.settings() == {}  # it is not installed
+
+
+@pytest.mark.parametrize("text", ["raise SystemExit('CANARY')", "print('CANARY')", None])
+def test_a_program_that_fails_is_named_without_its_words(
+    text: str | None, config: Write, tmp_path: Path, faulty: FaultyServer
+) -> None:
+    """What it prints may be a secret; nothing is asked without credentials."""
+    program = tmp_path / "login.py"
+    if text is not None:
+        program.write_text(text)
+    python = sys.executable if text is not None else tmp_path / "none"
+    config(f"[default]\ncredential_process = {python} {program}\n")
+    with pytest.raises(kvio.ConfigError, match="profile cannot be used") as caught:
+        kvio.open_store("s3+obstore://bucket/p", options={"endpoint_url": faulty.url})
+
+    told = "".join(traceback.format_exception(caught.value))
+    assert "CANARY" not in told.replace(str(program), "")
+    assert caught.value.__context__ is None
+    assert faulty.requests == []
+
+
+def test_only_aws_gets_the_credentials_of_an_instance(
+    config: Write, faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another endpoint is no place for them: the service that has them is not even asked."""
+    config("[default]\nregion = eu-1\n")
+    with FaultyServer() as instance:
+        monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", instance.url)
+        with pytest.raises(kvio.AccessDeniedError) as caught:
+            kvio.open_store("s3+obstore://bucket/p", options={"endpoint_url": faulty.url})
+
+        assert caught.value.errno == errno.ENOKEY
+        assert instance.requests == []
+        assert faulty.requests == []
+        assert profiles.Credentials(aws=True).there() is False
+        assert instance.requests  # where it may be asked, it is
+
+
+def test_credentials_in_the_options_need_no_profile(
+    config: Write, faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile of another program may be missing."""
+    config("[default]\nregion = eu-1\n")
+    monkeypatch.setenv("AWS_PROFILE", "wrok")
+    options = {"endpoint_url": faulty.url, "access_key": "a", "secret_key": "b"}
+
+    kvio.open_store("s3+obstore://bucket/p", options=options).close()
 
 
 def test_credentials_are_asked_for_again_before_they_end(config: Write, tmp_path: Path) -> None:
@@ -122,9 +174,9 @@ def test_credentials_are_asked_for_again_before_they_end(config: Write, tmp_path
         '      \'"Expiration": "%s"}\' % (number, ends))\n'
     )
     config(f"[default]\ncredential_process = {sys.executable} {program}\n")
-    provide = profiles.credentials()
+    provide = profiles.Credentials(aws=False)
 
-    assert provide is not None
+    assert provide.there()
     first, second = provide(), provide()
     assert first["access_key_id"] != second["access_key_id"]
     assert first["expires_at"] is not None

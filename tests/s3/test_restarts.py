@@ -91,3 +91,25 @@ def test_without_retries_there_is_no_patience(library: str, faulty: FaultyServer
             store.stat_block("e500/key")
 
         assert retries_made(store) == 0
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_batch_does_not_wait_for_each_of_its_blocks(library: str) -> None:
+    """Patience that was in vain once is not had again, until a request succeeds."""
+    first = FaultyServer()
+    options = {"retries": 1, "retry_s": 1.0, "conditional": "off"}
+    with first:
+        store = open_s3(library, first.endpoint, BUCKET, prefix="p", options=options)
+        store.write_block("key", SMALL)
+    for patient in (True, False):
+        before = retries_made(store)
+        with pytest.raises(kvio.TransientStorageError):
+            store.read_block("key")
+        assert (retries_made(store) - before > 1) == patient
+    with ServerAt(int(first.url.rpartition(":")[2]), first):
+        assert store.read_block("key") == SMALL
+    before = retries_made(store)
+    with pytest.raises(kvio.TransientStorageError):
+        store.read_block("key")
+    assert retries_made(store) - before > 1
+    store.close()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from base64 import b64decode
-from typing import Final
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 import kvio
 from kvio import GiB, MiB
 from kvio.backends.s3.body import crc32c
-from tests.s3.failing import BUCKET, LARGE, SMALL, look, open_faulty, stored
+from tests.s3.failing import BUCKET, LARGE, PART_BYTES, SMALL, look, open_faulty, stored
 from tests.s3.faults import Request, Response, failure
-from tests.s3.faulty import FaultyServer
+from tests.s3.faulty import FaultyServer, Seen
 
 CONDITIONAL: Final = ("s3+boto3", "s3+minio", "s3+obstore")
 CHECKED: Final = ("s3+boto3", "s3+minio")
@@ -69,6 +72,87 @@ class CheckingServer(FaultyServer):
         if sent is not None and b64decode(sent) != right:
             return failure(request, 400, "BadDigest")
         return super()._respond(request, fault)
+
+
+class BusyAtFirst(FaultyServer):
+    """Answers 503 to the first conditional writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = 2
+
+    def _do(self, request: Request, fault: str) -> Response:
+        if "if-none-match" in request.headers and self.busy:
+            self.busy -= 1
+            return failure(request, 503, "SlowDown")
+        return super()._do(request, fault)
+
+
+@pytest.mark.parametrize("library", CONDITIONAL)
+def test_a_busy_moment_decides_nothing(library: str) -> None:
+    """An answer that a transient error leaves open is looked for again, and not kept."""
+    with BusyAtFirst() as server, open_faulty(library, server, PROBING) as store:
+        assert store.capabilities.exclusive_create
+    with BusyAtFirst() as server, open_faulty(library, server, PROBING) as store:
+        server.busy = 1000
+        assert not store.capabilities.exclusive_create
+        server.busy = 0
+        assert store.capabilities.exclusive_create
+
+
+@pytest.mark.parametrize("library", CHECKED)
+def test_a_durable_block_needs_no_right_to_delete(library: str) -> None:
+    """The probe that cannot be removed is no error of the block."""
+    with (
+        CheckingServer() as server,
+        open_faulty(library, server, {"durability": "durable"}, prefix="delete-e403") as store,
+    ):
+        assert store.write_block("key", SMALL, if_exists="replace").level == "durable"
+
+
+@pytest.mark.parametrize("library", CONDITIONAL)
+def test_a_write_does_not_wait_for_the_race(library: str, faulty: FaultyServer) -> None:
+    """While one thread looks at the capabilities, another writes on."""
+    racing, written = threading.Event(), threading.Event()
+
+    def hold(seen: Seen) -> None:
+        if seen.operation == "PutObject" and ".kvio-probe-" in seen.key:
+            racing.set()
+            assert written.wait(60)
+
+    with open_faulty(library, faulty, PROBING) as store, ThreadPoolExecutor(1) as pool:
+        store.write_block("first", SMALL)  # finds out whether conditions are honoured
+        faulty.watch = hold
+        capabilities = pool.submit(lambda: store.capabilities)
+        assert racing.wait(60)
+        store.write_block("second", SMALL)
+        written.set()
+
+        assert capabilities.result(60).exclusive_create
+
+
+def test_where_obstore_signs_nothing_the_other_library_may_have_no_credentials(
+    faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Then obstore sends a large block itself, and a listing says what it cannot list."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    faulty.put(BUCKET, "p/x//y", b"")
+    options: dict[str, Any] = {
+        "endpoint_url": faulty.url,
+        "part_bytes": PART_BYTES,
+        "conditional": "trust",
+    }
+    with kvio.open_store(f"s3+obstore://{BUCKET}/p", options=options) as store:
+        store.write_block("large", LARGE, if_exists="error")
+
+        assert faulty.count("p/large", "PutObject") == 1
+        assert store.read_block("large") == LARGE
+        with pytest.raises(kvio.StorageError, match="x//y"):
+            list(store.list_keys())
 
 
 @pytest.mark.parametrize("library", CHECKED)

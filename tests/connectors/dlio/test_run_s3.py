@@ -101,7 +101,7 @@ def test_the_check_for_read_only_roots_writes_nothing_to_a_bucket(
         benchmark.check_writable(SimpleNamespace(generate_data=True, do_checkpoint=False))
         backend: Any = store._backend
 
-        assert backend._server._races is None
+        assert backend._server._conditions._known is None
 
 
 #: Each backend, the package it needs, and how many ranks: one library with two.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from kvio.backends.s3.retries import RetryPolicy, run_sequentially
 from kvio.backends.s3.timeouts import BlockingObjects, TimeLimited
 from kvio.backends.s3.writing import Writer
 from kvio.errors import (
+    AccessDeniedError,
     BlockNotFoundError,
     ConfigError,
     KvioError,
@@ -69,17 +71,27 @@ def acquire(connect: Connect, options: S3Options) -> Objects:
         ConfigError: the library does not support an option.
     """
     client_key = connect, _connection(options)
+    if (known := _join(client_key)) is not None:
+        return known
+    _used.add(connect)
+    objects = connect(options)  # outside the lock: some libraries ask for credentials here
+    if objects.traits.timeouts != "library":
+        objects = TimeLimited(cast(BlockingObjects, objects), options)
+    if (known := _join(client_key, objects)) is not objects:
+        objects.close()  # another thread was faster
+    return known or objects
+
+
+def _join(client_key: tuple[Connect, S3Options], new: Objects | None = None) -> Objects | None:
+    """Use the client of a configuration, or else a *new* one; None: there is neither."""
     with _lock:
         shared = _clients.get(client_key)
         if shared is not None:
             shared.users += 1
             return shared.objects
-        _used.add(connect)
-        objects = connect(options)
-        if objects.traits.timeouts != "library":
-            objects = TimeLimited(cast(BlockingObjects, objects), options)
-        _clients[client_key] = _Shared(objects)
-        return objects
+        if new is not None:
+            _clients[client_key] = _Shared(new)
+        return new
 
 
 def release(objects: Objects) -> None:
@@ -102,11 +114,13 @@ def abandon(objects: Objects) -> None:
     _ABANDONED.append(objects)
 
 
-def _companion_library() -> Connect | None:
+def _companion_library(options: S3Options) -> Connect | None:
     """Return a library that lists every name and completes parts on a condition, if installed."""
     for name in ("s3+boto3", "s3+minio"):
         with suppress(MissingDependencyError, UnknownBackendError):
-            return cast(type[S3Backend], load_backend(name)).library
+            backend = cast(type[S3Backend], load_backend(name))
+            if backend.refused(options) is None:
+                return backend.library
     return None
 
 
@@ -157,7 +171,8 @@ class S3Backend(Backend):
 
     def __init__(self, options: S3Options) -> None:
         self.options = options
-        self._check_options(options)
+        if why := self.refused(options):
+            raise ConfigError(why)
         self._run_all: RunAll = run_sequentially
         self._renew()
         try:
@@ -188,12 +203,15 @@ class S3Backend(Backend):
                 raise ConfigError(str(exc)) from exc
             raise
 
-    def _check_options(self, options: S3Options) -> None:
+    @classmethod
+    def refused(cls, options: S3Options) -> str | None:
+        """Return which option the library does not support, and why; None: it supports all."""
         default = S3Options(bucket=options.bucket)
-        for option, reason, values in self.traits.unsupported_options:
+        for option, reason, values in cls.traits.unsupported_options:
             value = getattr(options, option)
             if value in values or (not values and value != getattr(default, option)):
-                raise ConfigError(f"{self.name} does not support the option {option!r}: {reason}")
+                return f"{cls.name} does not support the option {option!r}: {reason}"
+        return None
 
     def _renew(self) -> None:
         self._pid = os.getpid()
@@ -227,14 +245,19 @@ class S3Backend(Backend):
             return self._connected
 
     def _companion(self) -> Objects | None:
-        """Return a client of `_companion_library`, if there is one."""
-        library = _companion_library()
+        """Return a client of another library that supports these options, if there is one."""
+        known = self._second
+        if known is not None:
+            return known
+        library = _companion_library(self.options)
         if library is None:
             return None
+        objects = acquire(library, self.options)
         with self._lock:
-            if self._second is None:
-                self._second = acquire(library, self.options)
-            return self._second
+            before, self._second = self._second, objects
+        if before is not None:  # the same client, taken by another thread too
+            release(before)
+        return objects
 
     def _run_parallel(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         return self._run_all(tasks)
@@ -282,11 +305,23 @@ class S3Backend(Backend):
         objects = self._objects
         conditional = if_exists != "replace" and self._server.honours_conditions(objects)
         several = body.total_bytes(parts) + body.NBYTES > self.options.part_bytes
-        if if_exists == "error" and conditional and several and not self.traits.conditional_parts:
-            objects = self._companion() or objects
-        return self._writer.write(
-            objects, key, parts, if_exists=if_exists, conditional=conditional, cancel=cancel
+        write = partial(
+            self._writer.write,
+            key=key,
+            parts=parts,
+            if_exists=if_exists,
+            conditional=conditional,
+            cancel=cancel,
         )
+        if if_exists == "error" and conditional and several and not self.traits.conditional_parts:
+            other = self._companion()
+            try:
+                if other is not None:
+                    return write(other)
+            except AccessDeniedError as exc:
+                if exc.errno != errno.ENOKEY:  # it finds no credentials: the own library did
+                    raise
+        return write(objects)
 
     def read_block_into(
         self,
@@ -381,12 +416,14 @@ class S3Backend(Backend):
             self._request(partial(objects.delete_many, names), "delete", cancel=cancel)
             return [BlockResult(key, BlockStatus.OK) for key in keys]
         except KvioError:
-            return [self._delete_one(objects, key, cancel) for key in keys]
+            return [self._delete_one(objects, key, cancel, patient=False) for key in keys]
 
-    def _delete_one(self, objects: Objects, key: str, cancel: Cancellation | None) -> BlockResult:
+    def _delete_one(
+        self, objects: Objects, key: str, cancel: Cancellation | None, *, patient: bool = True
+    ) -> BlockResult:
         delete = partial(objects.delete, self._reader.name(key))
         try:
-            self._request(delete, "delete", key=key, cancel=cancel)
+            self._request(delete, "delete", key=key, cancel=cancel, patient=patient)
         except KvioError as exc:
             return BlockResult(key, status_of(exc), 0, exc)
         return BlockResult(key, BlockStatus.OK)
@@ -409,17 +446,21 @@ class S3Backend(Backend):
         """
         last, objects = "", self._objects
         names = objects.list_names(start)
+        unlisted: RequestFailed | None = None
 
         def next_name() -> str | None:
-            nonlocal objects, names
+            nonlocal objects, names, unlisted
             try:
                 return next((name for name in names if name > last), None)
             except RequestFailed as failed:
+                if unlisted is not None and failed.kind is ErrorKind.NO_CREDENTIALS:
+                    raise unlisted from None  # the other library finds none
                 other = self._companion() if failed.kind is ErrorKind.NAME else None
                 objects = other or objects
                 names = objects.list_names(start)  # a failed generator is exhausted
                 if other is None:
                     raise
+                unlisted = failed
             return next_name()
 
         while (name := self._request(next_name, "list")) is not None:

@@ -76,6 +76,8 @@ _TEXTS: Final = (
 )
 #: The library's last source of credentials: the metadata service of EC2.
 _INSTANCE: Final = "http://169.254.169.254/latest/"
+#: What the library says where the credentials that it was given a function for do not come.
+_PROVIDER: Final = "External AWS credential provider"
 #: If one of these environment variables is set, the library does not ask the metadata service.
 _SOURCES: Final = (
     "AWS_ACCESS_KEY_ID",
@@ -104,12 +106,16 @@ class ObstoreObjects:
         self._attributes: dict[Attribute, str] | None = None
         if options.storage_class is not None:
             self._attributes = {"Storage-Class": options.storage_class}
-        profile = None if _names_credentials(options) else profiles.credentials()
-        self._may_sign = profile is not None or _finds_credentials(options)
-        self._store = _store(options, profile)
+        self._profile: profiles.Credentials | None = None
+        if not _names_credentials(options) and profiles.readable():
+            self._profile = profiles.Credentials(aws=options.endpoint_url is None)
+        self._may_sign = _finds_credentials(options)
+        self._store = _store(options, self._profile)
 
     def check_bucket(self, name: str) -> None:
         """Fail unless the bucket exists and is accessible."""
+        if self._profile is not None and self._profile.there():
+            self._may_sign = True
         if not self._may_sign:
             raise RequestFailed(ErrorKind.NO_CREDENTIALS, "none in the options or the environment")
         read_nothing(self, name)
@@ -267,7 +273,7 @@ def _call(request: Callable[[], T]) -> T:
 def _failure(exc: Exception) -> RequestFailed:
     text = str(exc)
     detail = text.partition("\n")[0][:300]
-    if _INSTANCE in text:
+    if _INSTANCE in text or _PROVIDER in text:
         return RequestFailed(ErrorKind.NO_CREDENTIALS, detail)
     code, status = _CODE.search(text), _STATUS.search(text)
     if code or status:

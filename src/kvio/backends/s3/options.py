@@ -51,7 +51,8 @@ class S3Options:
         tls_verify: verify the server's certificate.
         ca_file: trust these certificates instead of the system's.
         part_bytes: larger blocks are written in parts and read in ranges of this size.
-        connections: connections kept open at most; use at least the number of threads.
+        connections: connections kept open for the next requests; use at least the number of
+            threads.
         connect_timeout_s: timeout for connecting.
         read_timeout_s: timeout for the next bytes of a response, or of a body being sent.
         request_timeout_s: timeout for one whole request; ``inf``: none.
@@ -151,10 +152,20 @@ def options_from_url(url: StoreURL, environ: Mapping[str, str] = os.environ) -> 
         if options.get(name) is None and found:
             options[name] = found
     if environ is os.environ and any(options.get(name) is None for name in _FROM_ENVIRONMENT):
-        for name, value in profiles.settings().items():
+        for name, value in _from_profile(explicit="access_key" in options).items():
             if options.get(name) is None:
                 options[name] = value
     return typed_options(S3Options, {**options, "bucket": url.host, "prefix": url.path.strip("/")})
+
+
+def _from_profile(*, explicit: bool) -> dict[str, str]:
+    """Return what the profile says; with *explicit* credentials it does not have to be there."""
+    try:
+        return profiles.settings()
+    except ConfigError:
+        if not explicit:
+            raise
+    return {}
 
 
 _FROM_ENVIRONMENT: Final = {

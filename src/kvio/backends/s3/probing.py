@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final
 
 from kvio.backends.s3 import body
@@ -14,14 +15,32 @@ from kvio.backends.s3.errors import ErrorKind, RequestFailed
 from kvio.backends.s3.options import S3Options
 from kvio.backends.s3.retries import RetryPolicy, run_sequentially
 from kvio.core import threads
-from kvio.errors import BlockExistsError, KvioError
+from kvio.errors import BlockExistsError, KvioError, StorageTimeoutError, TransientStorageError
 from kvio.types import Finding
 
 _PROBE: Final = ".kvio-probe-"
 _DATA: Final = bytes(range(256))
+#: Fresh names, where transient errors leave an answer open.
+_ATTEMPTS: Final = 3
 #: Writers of one name at once, and names. The first name's writers open connections first.
 _RACERS: Final = 8
 _RACES: Final = 3
+
+
+class _Answer:
+    """An answer that is found out once, by the first who asks; others wait for it."""
+
+    def __init__(self, *, known: bool | None = None) -> None:
+        self._known = known
+        self._lock = threading.Lock()
+
+    def get(self, find: Callable[[], bool | None]) -> bool:
+        """Return the answer; while it cannot be found, False."""
+        if self._known is None:
+            with self._lock:
+                if self._known is None:
+                    self._known = find()
+        return self._known or False
 
 
 class Server:
@@ -29,35 +48,26 @@ class Server:
 
     def __init__(self, options: S3Options, request: RetryPolicy) -> None:
         self._probe = Probe(options, request)
-        self._lock = threading.Lock()
-        self._conditions: bool | None = {"trust": True, "off": False}.get(options.conditional)
-        self._races = self._conditions
-        self._checksums: bool | None = None
+        trusted = {"trust": True, "off": False}.get(options.conditional)
+        self._conditions = _Answer(known=trusted)
+        self._races = _Answer(known=trusted)
+        self._checksums = _Answer()
 
     def honours_conditions(self, objects: Objects) -> bool:
         """Return whether the server refuses a second conditional write of one name."""
         if not objects.traits.conditional:
             return False
-        with self._lock:
-            if self._conditions is None:
-                self._conditions = self._probe.refuses_second(objects)
-            return self._conditions
+        return self._conditions.get(partial(self._probe.refuses_second, objects))
 
     def lets_one_win(self, objects: Objects) -> bool:
         """Return whether of several conditional writes of one name at once one succeeds."""
         if not self.honours_conditions(objects):
             return False
-        with self._lock:
-            if self._races is None:
-                self._races = self._probe.lets_one_win(objects)
-            return self._races
+        return self._races.get(partial(self._probe.lets_one_win, objects))
 
     def checks_bodies(self, objects: Objects) -> bool:
         """Return whether the server refuses a body that does not match its CRC32C."""
-        with self._lock:
-            if self._checksums is None:
-                self._checksums = self._probe.refuses_wrong_checksum(objects)
-            return self._checksums
+        return self._checksums.get(partial(self._probe.refuses_wrong_checksum, objects))
 
 
 class Probe:
@@ -67,32 +77,51 @@ class Probe:
         self._options = options
         self._request = request
 
-    def refuses_second(self, objects: Objects) -> bool:
-        """Write one name twice with If-None-Match; return whether the second write failed."""
-        with self._object(objects) as name:
-            try:
-                self._put(objects, name, if_none_match=True)
-                self._put(objects, name, if_none_match=True)
-            except BlockExistsError:
-                return True
-            except KvioError:
-                return False  # the server rejects the header or the request
-        return False
+    def refuses_second(self, objects: Objects) -> bool | None:
+        """Write one name twice with If-None-Match; return whether the second write failed.
 
-    def lets_one_win(self, objects: Objects) -> bool:
-        """Write one name from several threads at once; return whether one succeeded, each time."""
-        return all(self._winners(objects) == 1 for _ in range(_RACES))
+        None: transient errors leave it open.
+        """
+        for _ in range(_ATTEMPTS):
+            with self._object(objects) as name:
+                try:
+                    self._put(objects, name, if_none_match=True)
+                    self._put(objects, name, if_none_match=True)
+                except BlockExistsError:
+                    return True
+                except (TransientStorageError, StorageTimeoutError):
+                    continue
+                except KvioError:
+                    return False  # the server rejects the header or the request
+            return False
+        return None
 
-    def _winners(self, objects: Objects) -> int:
-        won: list[bool] = []
+    def lets_one_win(self, objects: Objects) -> bool | None:
+        """Write one name from several threads at once; return whether one succeeded, each time.
+
+        None: transient errors leave it open.
+        """
+        for _ in range(_RACES):
+            won, unclear = self._race(objects)
+            if won != 1:
+                return None if unclear and not won else False
+        return True
+
+    def _race(self, objects: Objects) -> tuple[int, int]:
+        """Return how many of the writers of one name succeeded, and how many do not know."""
+        outcomes: list[bool | None] = []
         go = threading.Event()
         with self._object(objects) as name:
 
             def race() -> None:
                 go.wait()
-                with suppress(KvioError):
+                try:
                     self._put(objects, name, if_none_match=True)
-                    won.append(True)
+                    outcomes.append(True)
+                except BlockExistsError:
+                    outcomes.append(False)
+                except KvioError:
+                    outcomes.append(None)
 
             racers = [
                 threading.Thread(target=race, name="kvio-probe", daemon=True)
@@ -107,12 +136,12 @@ class Probe:
                 go.set()
                 for racer in started:
                     threads.join(racer)
-        return len(won)
+        return outcomes.count(True), outcomes.count(None)
 
     def findings(self, objects: Objects) -> Iterator[Finding]:
         """Yield findings about conditional writes, checksums, ranges and the connection."""
         sent = objects.traits.conditional
-        refuses = sent and self.refuses_second(objects)
+        refuses = bool(sent and self.refuses_second(objects))
         yield _finding(
             "If-None-Match",
             refuses,
@@ -122,7 +151,7 @@ class Probe:
         if refuses:
             yield _finding(
                 "If-None-Match at once",
-                self.lets_one_win(objects),
+                bool(self.lets_one_win(objects)),
                 f"Of {_RACERS} writers of a new key at once exactly one succeeded.",
                 f"Of {_RACERS} writers of a new key at once several succeeded.",
             )
@@ -181,7 +210,7 @@ class Probe:
                 name, data, crc32c=None, if_none_match=if_none_match, run_all=run_sequentially
             )
 
-        self._request(put, "probe the server", once_only=if_none_match)
+        self._request(put, "probe the server", once_only=if_none_match, patient=False)
 
     @contextmanager
     def _object(self, objects: Objects) -> Iterator[str]:
@@ -189,7 +218,8 @@ class Probe:
         try:
             yield name
         finally:
-            self._request(lambda: objects.delete(name), "remove the probe")
+            with suppress(KvioError):  # who may not delete may write all the same
+                self._request(lambda: objects.delete(name), "remove the probe", patient=False)
 
 
 def _finding(name: str, good: bool, meaning: str, otherwise: str) -> Finding:  # noqa: FBT001

@@ -5,15 +5,19 @@ Without botocore, which boto3 brings, or without such files, a profile says noth
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kvio.errors import ConfigError
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
+
+T = TypeVar("T")
 
 _FILES: Final = {
     "AWS_CONFIG_FILE": "~/.aws/config",
@@ -27,19 +31,14 @@ def settings() -> dict[str, str]:
     """Return the profile's ``region`` and ``endpoint_url``, of S3 before that of all services.
 
     Raises:
-        ConfigError: there is no profile of the name in AWS_PROFILE.
+        ConfigError: there is no profile of the name in AWS_PROFILE, or the files are no profiles.
     """
     session = _session()
     if session is None:
         return {}
-    from botocore.exceptions import BotoCoreError
-
-    try:
-        profile = session.get_scoped_config()
-        services = session.full_config.get("services", {}).get(profile.get("services"), {})
-    except BotoCoreError as exc:
-        raise ConfigError(f"the AWS profile cannot be used: {exc}") from None
-    of_s3 = services.get("s3", {}) if isinstance(services, dict) else {}
+    profile, services = _asked(lambda: (session.get_scoped_config(), session.full_config))
+    of_service = services.get("services", {}).get(profile.get("services"), {})
+    of_s3 = of_service.get("s3", {}) if isinstance(of_service, dict) else {}
     found = {
         "region": profile.get("region"),
         "endpoint_url": of_s3.get("endpoint_url") or profile.get("endpoint_url"),
@@ -49,28 +48,44 @@ def settings() -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def credentials() -> Callable[[], S3Credential] | None:
-    """Return what provides the credentials of the profile: its keys, SSO, roles, a process.
+class Credentials:
+    """Provides the credentials of the profile: its keys, SSO, roles, a program.
 
-    None: botocore is not installed, there are no such files, or they hold none.
-
-    Raises:
-        ConfigError: the profile cannot be used.
+    They are looked for at the first call, which may run a program or make a request. The service
+    of EC2 that hands out credentials is asked for AWS alone (*aws*): no other server gets these.
     """
-    session = _session()
-    if session is None:
-        return None
-    from botocore.exceptions import BotoCoreError
 
-    try:
-        found = session.get_credentials()
-    except BotoCoreError as exc:
-        raise ConfigError(f"the AWS profile cannot be used: {exc}") from None
-    if found is None:
-        return None
+    def __init__(self, *, aws: bool) -> None:
+        self._aws = aws
+        self._lock = threading.Lock()
+        self._found: Any = None
+        self._looked = False
 
-    def provide() -> S3Credential:
-        frozen = found.get_frozen_credentials()
+    def there(self) -> bool:
+        """Return whether there are any.
+
+        Raises:
+            ConfigError: the profile cannot be used.
+        """
+        with self._lock:
+            if not self._looked:
+                self._found = self._look()
+                self._looked = True
+            return self._found is not None
+
+    def _look(self) -> Any:
+        session = _session()
+        if session is None:
+            return None
+        if not self._aws:
+            session.get_component("credential_provider").remove("iam-role")
+        return _asked(session.get_credentials)
+
+    def __call__(self) -> S3Credential:
+        """Return credentials that hold for ten minutes at least, as obstore asks for them."""
+        if not self.there():
+            raise ConfigError("the AWS profile has no credentials")
+        frozen = _asked(self._found.get_frozen_credentials)
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -78,16 +93,36 @@ def credentials() -> Callable[[], S3Credential] | None:
             "expires_at": datetime.now(UTC) + _USED_FOR,
         }
 
-    return provide
+
+def _asked(ask: Callable[[], T]) -> T:
+    """Return what botocore answers.
+
+    Raises:
+        ConfigError: it cannot. Only the name of a missing profile is repeated: other texts may
+            have what a program printed.
+    """
+    from botocore.exceptions import BotoCoreError, ProfileNotFound
+
+    try:
+        return ask()
+    except ProfileNotFound as exc:
+        why = str(exc)
+    except (BotoCoreError, OSError, ValueError, KeyError) as exc:
+        why = type(exc).__name__
+    raise ConfigError(f"the AWS profile cannot be used: {why}")
+
+
+def readable() -> bool:
+    """Return whether there is a file that may hold a profile, and botocore to read it."""
+    paths = (os.environ.get(name) or path for name, path in _FILES.items())
+    there = any(os.path.exists(os.path.expanduser(path)) for path in paths)
+    return there and importlib.util.find_spec("botocore") is not None
 
 
 def _session() -> Any:
-    """Return botocore's session; None if there is none, or nothing for it to read."""
-    paths = (os.environ.get(name) or path for name, path in _FILES.items())
-    if not any(os.path.exists(os.path.expanduser(path)) for path in paths):
+    """Return botocore's session; None if there is nothing to read."""
+    if not readable():
         return None
-    try:
-        from botocore.session import Session
-    except ModuleNotFoundError:
-        return None
+    from botocore.session import Session
+
     return Session()

@@ -42,6 +42,7 @@ class RetryPolicy:
         self._backend = backend
         self._retries = retries
         self._retry_s = retry_s if retries else 0.0
+        self._gave_up = False
         self._lock = threading.Lock()
         self.retries_made = 0
 
@@ -58,22 +59,28 @@ class RetryPolicy:
         """Make a request, retry it after transient errors, and return its result.
 
         With *once_only*, a request that the server may have carried out is not retried. Without
-        *patient*, only the number of retries counts.
+        *patient*, only the number of retries counts; so after a request that has waited out
+        ``retry_s`` in vain, until one succeeds: a batch does not wait for each of its blocks.
 
         Raises:
             KvioError: the typed error of the last attempt.
         """
         attempt = 0
+        patient = patient and not self._gave_up
         until = time.monotonic() + self._retry_s if patient else 0.0
         while True:
             try:
                 if cancel is None or not cancel.requested:
-                    return request()
+                    result = request()
+                    self._gave_up = False
+                    return result
                 raise RequestFailed(ErrorKind.TIMEOUT, "the call was cancelled")
             except RequestFailed as failed:
                 ambiguous = once_only and failed.kind in AMBIGUOUS
                 passing = failed.kind in PASSING and time.monotonic() < until
                 last = failed.kind not in RETRYABLE or (attempt >= self._retries and not passing)
+                if last and patient and failed.kind in PASSING:
+                    self._gave_up = True
                 if last or ambiguous or _cancelled_within(cancel, _wait_s(attempt)):
                     if failed.kind is ErrorKind.DENIED:
                         # The server's text may contain the access key.
@@ -95,7 +102,7 @@ class RetryPolicy:
 
 def _wait_s(attempt: int) -> float:
     """Return the randomized delay before the next attempt; it grows with *attempt*."""
-    longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 4.0**attempt)
+    longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 4.0 ** min(attempt, 9))
     return random.uniform(0.5, 1.0) * longest  # noqa: S311  # no secret
 
 

@@ -177,7 +177,7 @@ class Writer:
         retry_ambiguous: bool = False,
         cancel: Cancellation | None,
     ) -> Receipt:
-        """Put an object; *again*: what may have been stored already may be sent again."""
+        """Put an object; *retry_ambiguous*: send again what may have been stored already."""
         name = self._reader.name(upload.key)
         several = upload.stored_nbytes > self._options.part_bytes
         put = partial(
