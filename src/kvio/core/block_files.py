@@ -3,14 +3,18 @@
 A writer collects up to `HELD_BYTES` in memory, and a block of that length is written at once. What
 is longer is written by a thread of the writer's own while it is produced: `BlockWriter.write` hands
 its bytes to that thread and waits until they are taken. So nothing is queued, and the caller's
-memory is free when the call returns.
+memory is free when the call returns. Whoever is done with a writer, a destructor or a store that
+closes, never waits for that thread: it is told to stop, or sees that the store is closed.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 import os
+import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -20,7 +24,13 @@ from kvio.core import threads
 from kvio.core.buffers import aligned, view_bytes
 from kvio.core.streams import HELD_BYTES
 from kvio.core.threads import Condition, Future
-from kvio.errors import BlockSizeError, StorageError, StoreClosedError, UnsupportedError
+from kvio.errors import (
+    BlockSizeError,
+    KvioError,
+    StorageError,
+    StoreClosedError,
+    UnsupportedError,
+)
 from kvio.types import Cancellation, MiB, Receipt
 
 if TYPE_CHECKING:
@@ -31,27 +41,32 @@ Store: TypeAlias = Callable[[memoryview, Source | None, Cancellation | None], Re
 
 #: Smaller pieces are collected before they are handed to the thread.
 _PIECE_BYTES: Final = MiB
+#: How long a thread without bytes waits before it looks whether the store is closed.
+_LOOK_S: Final = 0.1
 _NOTHING: Final = memoryview(b"")
 
 
 class BlockWriter(io.RawIOBase):
     """Writes one block of any length; made by `Store.open_writer`.
 
-    Readers see nothing of it until `close`, which stores it as `Store.write_block` does. An
-    exception in the ``with``, `abort`, or dropping the file stores nothing. So does `close` after a
-    write that failed. Not seekable, and for one thread at a time.
+    Readers see nothing of it until `close`, which stores it as `Store.write_block` does; in a
+    ``with``, that is at the end of the ``with``. An exception in it, `abort`, or dropping the file
+    stores nothing. So does `close` after a write that failed. Not seekable, and for one thread at a
+    time.
 
     Attributes:
         key, name: the key of the block.
         mode: ``"wb"``.
         nbytes: the number of bytes so far.
-        receipt: of the block, after `close`; else None.
+        receipt: of the block, once it is stored; else None.
     """
 
     mode = "wb"
     _over = True  # until it may hold memory
 
-    def __init__(self, key: str, store: Store, *, nbytes: int | None) -> None:
+    def __init__(
+        self, key: str, store: Store, *, store_is_closed: Callable[[], bool], nbytes: int | None
+    ) -> None:
         super().__init__()
         self.key = self.name = key
         self.nbytes = 0
@@ -60,10 +75,18 @@ class BlockWriter(io.RawIOBase):
         self._wanted = nbytes
         self._room = _NOTHING
         self._filled = 0
-        self._flow: _Flow | None = None
-        self._error: BaseException | None = None
+        self._flow = _Flow(store_is_closed)
+        self._error = ""
+        self._reason: KvioError | None = None
+        self._reported = self._aborted = False
+        self._in_with = False
         self._pid = os.getpid()
         self._over = False
+
+    @property
+    def closed(self) -> bool:
+        """True if it takes nothing more, and what failed has been reported."""
+        return self._over and (not self._error or self._reported)
 
     def writable(self) -> bool:
         """Return True."""
@@ -75,58 +98,55 @@ class BlockWriter(io.RawIOBase):
         Raises:
             TypeError: *data* is no such buffer, or holds objects or pointers.
             BlockSizeError: there are more bytes than were announced.
-            KvioError: the block cannot be stored.
+            KvioError: the block cannot be stored, or a write before has failed.
         """
-        self._check_open()
-        piece = view_bytes(data)
         try:
-            if self._wanted is not None and self.nbytes + len(piece) > self._wanted:
-                raise self._wrong_length(self.nbytes + len(piece))
-            self._append(piece)
+            self._check_open()
+            piece = view_bytes(data)
+            total = self.nbytes + len(piece)
+            if self._wanted is not None and total > self._wanted:
+                raise self._wrong_length(total)
+            if piece:
+                self._append(piece)
+            self.nbytes = total
+            return len(piece)
         except BaseException as exc:
-            self.abort(exc)
+            self._fail(exc)
             raise
-        self.nbytes += len(piece)
-        return len(piece)
 
     def close(self) -> None:
-        """Store the block; `receipt` is set from then on.
+        """Store the block; `receipt` is set from then on. In a ``with``, its end does it.
 
         Raises:
             BlockSizeError: fewer bytes were written than announced.
             StorageError: a write had failed; nothing is stored.
             KvioError: it was not stored, or whether it was is unknown, as by `Store.write_block`.
         """
-        if self._over:
-            if self._error is not None:
-                text = f"a write of block {self.key!r} failed, nothing is stored: {self._error}"
-                raise StorageError(text, key=self.key) from self._error
+        if self._error and not self._aborted:
+            self._reported = True
+            raise self._failed() from self._reason
+        if self._over or self._in_with:
             return
-        self._check_open()
         try:
+            self._check_open()
             if self._wanted is not None and self.nbytes < self._wanted:
                 raise self._wrong_length(self.nbytes)
             last = self._room[: self._filled]
-            if self._flow is None:
+            if self._flow.thread is None:
                 self.receipt = self._store(last, None, None)
             else:
                 self.receipt = self._flow.end(last)
-        finally:
-            self.abort()
+        except BaseException as exc:
+            self._fail(exc)
+            self._reported = True
+            raise
+        self._end()
 
-    def abort(self, because: BaseException | None = None) -> None:
-        """Store nothing and free the memory; no effect on a closed file.
-
-        With a reason, `close` raises it afterwards.
-        """
-        if because is not None and not self._over:
-            self._error = because
-        flow, self._flow = self._flow, None
-        self._over = True
-        self._room = _NOTHING
-        super().close()
-        if flow is not None and self._pid == os.getpid():
-            flow.stop()
+    def abort(self) -> None:
+        """Store nothing and free the memory; no effect on a closed file."""
+        self._aborted = self._reported = True
+        if not self._over:
+            self._end()
 
     def __exit__(
         self,
@@ -134,18 +154,28 @@ class BlockWriter(io.RawIOBase):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._in_with = False
         if kind is None:
             self.close()
             return
         self.abort()
-        if self._error is not None and self._error is not error and isinstance(error, Exception):
-            raise self._error  # the error of torch.save does not say the reason
+        hides = isinstance(error, Exception) and not isinstance(error, KvioError)
+        if self._reason is not None and hides:
+            raise self._reason  # the error of torch.save does not say it
+
+    def __enter__(self) -> BlockWriter:
+        """Return itself."""
+        if self._over and not self._error:
+            raise ValueError("I/O operation on closed file")
+        self._in_with = True
+        return self
 
     def __del__(self) -> None:
         """Free the memory; `io.IOBase` would call `close`, which stores the block."""
         if self._over:
             return
-        self.abort()
+        self._over = True
+        self._flow.stop()
         warnings.warn(
             f"the writer of block {self.key!r} was dropped, not closed: nothing is stored",
             ResourceWarning,
@@ -154,20 +184,22 @@ class BlockWriter(io.RawIOBase):
         )
 
     def _append(self, piece: memoryview) -> None:
-        if self._flow is None:
+        flow = self._flow
+        if flow.thread is None:
             self._grow(self._filled + len(piece))
             piece = self._fill(piece)
             if not piece:
                 return
-            self._flow = _Flow(self._store, self._room)
-            self._room, self._filled = aligned(_PIECE_BYTES), 0
+            room = aligned(_PIECE_BYTES)
+            flow.start(self._store, self._room)
+            self._room, self._filled = room, 0
         # The last byte so far always stays here: who has all may store the block before `close`.
         if len(piece) >= _PIECE_BYTES:
-            self._flow.hand(self._room[: self._filled])
-            self._flow.hand(piece[:-1])
+            flow.hand(self._room[: self._filled])
+            flow.hand(piece[:-1])
             self._filled, piece = 0, piece[-1:]
         while piece := self._fill(piece):
-            self._flow.hand(self._room[: self._filled])
+            flow.hand(self._room[: self._filled])
             self._filled = 0
 
     def _grow(self, wanted: int) -> None:
@@ -187,11 +219,33 @@ class BlockWriter(io.RawIOBase):
         self._filled += count
         return piece[count:]
 
+    def _fail(self, error: BaseException) -> None:
+        """Note the first error, without the frames that have the caller's memory; store nothing."""
+        if self._over:
+            return
+        self._error = f"{type(error).__name__}: {error}"
+        if isinstance(error, KvioError):
+            self._reason = copy.copy(error)
+        self._end()
+
+    def _failed(self) -> StorageError:
+        text = f"a write of block {self.key!r} failed, nothing is stored: {self._error}"
+        return StorageError(text, key=self.key)
+
+    def _end(self) -> None:
+        self._over = True
+        self._flow.stop()
+        self._room, self._filled = _NOTHING, 0
+        if self._pid == os.getpid():
+            self._flow.join()
+
     def _wrong_length(self, nbytes: int) -> BlockSizeError:
         text = f"block {self.key!r}: {nbytes} bytes were written, {self._wanted} were announced"
         return BlockSizeError(text, key=self.key)
 
     def _check_open(self) -> None:
+        if self._error:
+            raise self._failed()
         if self._over:
             raise ValueError("I/O operation on closed file")
         if self._pid != os.getpid():
@@ -199,19 +253,28 @@ class BlockWriter(io.RawIOBase):
 
 
 class _Flow:
-    """The thread that stores a long block, and the bytes that it takes from the writer."""
+    """The thread that stores a long block, and the bytes that it takes from the writer.
 
-    def __init__(self, store: Store, held: memoryview) -> None:
+    Attributes:
+        thread: it, once there is one.
+    """
+
+    def __init__(self, store_is_closed: Callable[[], bool]) -> None:
+        self.thread: threading.Thread | None = None
+        self._store_is_closed = store_is_closed
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
         self._piece = _NOTHING
         self._ended = False
         self._cancel = Cancellation()
-        self._receipt: Future[Receipt] = Future()
-        self._thread = threading.Thread(
+        self._outcome: Future[Receipt] = Future()
+
+    def start(self, store: Store, held: memoryview) -> None:
+        """Start to store the bytes that are held, and what `hand` brings."""
+        self.thread = threading.Thread(
             target=self._work, args=(store, held), name="kvio-writer", daemon=True
         )
-        threads.start(self._thread)
+        threads.start(self.thread)
 
     def hand(self, piece: memoryview) -> None:
         """Hand over bytes and wait until they are taken.
@@ -222,39 +285,53 @@ class _Flow:
         with self._lock:
             self._piece = piece
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._piece or self._receipt.done())
-            self._piece = _NOTHING
-        if self._receipt.done():
-            self._receipt.result()  # else an existing block was kept, whatever comes
+            threads.wait_for(self._changed, lambda: not self._piece or self._outcome.done(), None)
+        if self._outcome.done():
+            self._outcome.result()  # else an existing block was kept, whatever comes
 
     def end(self, piece: memoryview) -> Receipt:
         """Hand over the last bytes, and return the receipt of the block."""
         with self._lock:
             self._piece, self._ended = piece, True
             self._changed.notify_all()
-        self._receipt.wait()
-        return self._receipt.result()
+        threads.wait([self._outcome])
+        return self._outcome.result()
 
     def stop(self) -> None:
-        """Let nothing more be stored, and wait until the thread has ended."""
+        """Let nothing more be stored; wait for nobody."""
         self._cancel.request()
         with self._lock:
-            self._ended = True
+            self._piece, self._ended = _NOTHING, True
             self._changed.notify_all()
-        threads.join(self._thread)
+
+    def join(self) -> None:
+        """Wait until the thread has ended, if it has begun."""
+        thread = self.thread
+        if thread is not None and thread.is_alive() and not sys.is_finalizing():
+            threads.join(thread)
 
     def _work(self, store: Store, held: memoryview) -> None:
         try:
-            self._receipt.set_result(store(held, self._take, self._cancel))
+            if self._cancel.requested:  # while the thread was starting
+                raise StoreClosedError("the writer was closed before the end of the block")
+            receipt = store(held, self._take, self._cancel)
         except BaseException as exc:  # noqa: BLE001  # raised by `hand` or `end`
-            self._receipt.set_exception(exc)
+            traceback.clear_frames(exc.__traceback__)  # they have the bytes
+            self._outcome.set_exception(exc)
+        else:
+            self._outcome.set_result(receipt)
+        finally:
+            del store, held
         with self._lock:
             self._changed.notify_all()
 
     def _take(self, room: memoryview) -> int:
         """Copy the next bytes to *room*; return 0 at the end."""
         with self._lock:
-            self._changed.wait_for(lambda: self._piece or self._ended)
+            while not (self._piece or self._ended):
+                if self._store_is_closed():
+                    raise StoreClosedError("the store is closed")
+                self._changed.wait(_LOOK_S)
             if self._cancel.requested:
                 raise StoreClosedError("the writer was closed before the end of the block")
             count = min(len(room), len(self._piece))
@@ -271,7 +348,7 @@ class BlockReader(io.RawIOBase):
     Each read returns as many bytes as were asked for, until the end. A whole block is verified as
     it is read: its last bytes, up to 16 MiB, are returned only if the checksum of all is right. So
     who closes it before the end, or reads a range, has verified nothing. Not seekable, and for one
-    thread.
+    thread at a time.
 
     Attributes:
         key, name: the key of the block.
@@ -301,41 +378,57 @@ class BlockReader(io.RawIOBase):
             TransientStorageError: the block was replaced meanwhile.
             KvioError: as `Store.read_block`.
         """
+        self._check()
         room = view_bytes(out)
         got = 0
-        while got < len(room) and self._next():
-            count = min(len(room) - got, len(self._piece))
-            room[got : got + count] = self._piece[:count]
-            self._piece = self._piece[count:]
-            got += count
-        self.nbytes += got
+        try:
+            while got < len(room) and self._next():
+                count = min(len(room) - got, len(self._piece))
+                room[got : got + count] = self._piece[:count]
+                self._piece = self._piece[count:]
+                got += count
+            self.nbytes += got
+        except BaseException as exc:
+            self._fail(exc)
+            raise
         return got
 
     def readall(self) -> bytes:
         """Return the rest of the block."""
+        self._check()
         found = []
-        while self._next():
-            found.append(bytes(self._piece))
-            self._piece = _NOTHING
-        self.nbytes += sum(map(len, found))
+        try:
+            while self._next():
+                found.append(bytes(self._piece))
+                self._piece = _NOTHING
+            self.nbytes += sum(map(len, found))
+        except BaseException as exc:
+            self._fail(exc)
+            raise
         return b"".join(found)
+
+    def _check(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        if self._error is not None:
+            raise self._error
 
     def _next(self) -> bool:
         """Have bytes at hand; return False at the end."""
-        if self.closed:
-            raise ValueError(f"the reader of block {self.key!r} is closed")
-        if self._error is not None:
-            raise self._error
-        try:
-            while not self._piece:
-                piece = next(self._pieces, None)
-                if piece is None:
-                    return False
-                self._piece = piece
-        except BaseException as exc:
-            self._error = exc
-            raise
+        while not self._piece:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return False
+            self._piece = piece
         return True
+
+    def _fail(self, error: BaseException) -> None:
+        """Note an error: what was read before it may be lost, so nothing more is returned."""
+        if isinstance(error, KvioError):
+            self._error = copy.copy(error)
+        else:
+            text = f"reading block {self.key!r} was interrupted by {type(error).__name__}"
+            self._error = StorageError(text, key=self.key)
 
     def close(self) -> None:
         """Free the memory."""

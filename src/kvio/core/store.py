@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
-from weakref import WeakSet
 
 from kvio.abc import Backend, Source
 from kvio.core import batches, buffers, lifetime, reads, streams
@@ -78,7 +77,6 @@ class Store:
         self._made_in = os.getpid()
         self._backend: Backend = load_backend(url.scheme).from_url(url)
         self._damaged = DamagedKeys()
-        self._writers: WeakSet[BlockWriter] = WeakSet()
         self._usual_nbytes = 0  # of the block that was last read into fresh memory
         self._start()
         self._attach()
@@ -266,10 +264,13 @@ class Store:
 
         Raises:
             InvalidKeyError: the key is not valid.
+            BlockSizeError: *nbytes* is negative.
             StoreClosedError: the store is closed.
         """
         check_key(key)
         check_if_exists(if_exists)
+        if nbytes is not None and nbytes < 0:
+            raise BlockSizeError(f"a block cannot have {nbytes} bytes", key=key)
 
         def store(held: memoryview, more: Source | None, cancel: Cancellation | None) -> Receipt:
             def write(if_exists: IfExists) -> Receipt:
@@ -277,12 +278,10 @@ class Store:
 
             return self._write_long(key, write, nbytes, if_exists)
 
-        writer = BlockWriter(key, store, nbytes=nbytes)
-        self._writers.add(writer)
-        if self._calls.closed:
-            writer.abort()
+        calls = self._calls
+        if calls.closed:
             raise StoreClosedError(CLOSED)
-        return writer
+        return BlockWriter(key, store, store_is_closed=lambda: calls.closed, nbytes=nbytes)
 
     def open_reader(self, key: str, *, offset: int = 0, nbytes: int | None = None) -> BlockReader:
         """Open a file object that reads a block, or a range of it, from beginning to end.
@@ -841,8 +840,6 @@ class Store:
         """
         if not self._calls.refuse():
             return
-        for writer in tuple(self._writers):
-            writer.abort(StoreClosedError(CLOSED))
         if not self._calls.close(timeout):
             raise StorageTimeoutError("calls were still running when close() timed out")
         self._backend.close()
@@ -863,7 +860,6 @@ class Store:
         if self._calls.closed:
             return
         self._start()
-        self._writers = WeakSet()
         self._damaged = DamagedKeys(self._damaged.keys)  # the lock may have been held
         try:
             self._backend.after_fork()

@@ -11,7 +11,6 @@ import pytest
 import kvio
 from kvio import KiB, MiB
 from kvio.core import block_files, streams
-from kvio.core.block_files import BlockWriter
 from kvio.testing.hooks import StoreTests
 from kvio.testing.payloads import payload
 
@@ -20,7 +19,7 @@ _LONG = 3 * MiB + 3
 _HELD = 256 * KiB
 
 
-def _write_and_fail(file: BlockWriter, piece: bytes) -> None:
+def _write_and_fail(file: io.RawIOBase | io.BufferedIOBase, piece: bytes) -> None:
     file.write(piece)
     raise TypeError("of the caller, after the last byte")
 
@@ -40,6 +39,7 @@ class FileTests(StoreTests):
         data = payload(nbytes, 1)
         for step in (7919, nbytes + 1):
             with store.open_writer(f"step/{step}") as file:
+                assert file.write(b"") == 0
                 for at in range(0, nbytes, step):
                     assert file.write(data[at : at + step]) == len(data[at : at + step])
                 assert not store.contains(f"step/{step}")
@@ -125,6 +125,23 @@ class FileTests(StoreTests):
         whole = io.BytesIO(store.open_reader("zip").readall())
         assert zipfile.ZipFile(whole).read("a") == payload(50_000, 1)
 
+    def test_what_wraps_a_writer_does_not_store_for_it(self, store: kvio.Store) -> None:
+        """A wrapper that closes it in a failing ``with`` stores nothing, in a good one all."""
+        with (
+            pytest.raises(TypeError),
+            store.open_writer("failed") as file,
+            io.BufferedWriter(file) as buffered,
+        ):
+            _write_and_fail(buffered, b"12345")
+        with (
+            store.open_writer("text") as file,
+            io.TextIOWrapper(io.BufferedWriter(file), encoding="ascii") as text,
+        ):
+            text.write("12345")
+
+        assert list(store.list_keys()) == ["text"]
+        assert self.holds(store, "text", b"12345")
+
     def test_a_missing_block_and_a_wrong_range_cannot_be_opened(self, store: kvio.Store) -> None:
         """The error is that of a read, before the first read."""
         store.write_block("key", b"12345")
@@ -135,6 +152,8 @@ class FileTests(StoreTests):
             store.open_reader("key", offset=6)
         with pytest.raises(kvio.InvalidKeyError):
             store.open_writer("/key")
+        with pytest.raises(kvio.BlockSizeError):
+            store.open_writer("key", nbytes=-1)
         assert store.open_reader("key", offset=5).read() == b""
         assert store.open_reader("key", offset=1, nbytes=3).read() == b"234"
 
@@ -146,8 +165,10 @@ class FileTests(StoreTests):
         store.close()
 
         for writer in writers:
-            with pytest.raises(kvio.StorageError, match="closed"):
-                writer.close()
+            for error in (kvio.StoreClosedError, kvio.StorageError):
+                with pytest.raises(error, match="closed"):
+                    writer.close()
+            assert writer.closed
         with pytest.raises(kvio.StoreClosedError):
             store.open_writer("key")
         with pytest.raises(kvio.StoreClosedError):
