@@ -34,7 +34,7 @@ STRICT = ("-std=gnu11", "-Wall", "-Wextra", "-Wconversion", "-Werror")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 #: Most tests wait for a disk: four at a time take a third of the time, even on two processors.
 PARALLEL = ("-n", "4")
-S3_SERVERS = ("minio", "versitygw", "s3mem")
+S3_SERVERS = ("minio", "versitygw", "garage", "s3mem")
 #: Where the branches of DLIO are that MLPerf Storage and Argonne run, at the commits tested.
 DLIO_BRANCHES = {
     "argonne": "https://github.com/argonne-lcf/dlio_benchmark@e1919d7b6ccffbe15143cd616517da9e5d7b26a7",
@@ -287,7 +287,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def s3(session: nox.Session) -> None:
-    """Run the S3 tests on every server: MinIO, versitygw, and the one in memory."""
+    """Run the S3 tests on every server: MinIO, versitygw, Garage, and the one in memory."""
     install(session, "test", "s3", extras="[cli]")
     session.run("python", "-m", "tests.s3.servers", *S3_SERVERS)
     arguments = session.posargs or [*PARALLEL, "tests/s3"]

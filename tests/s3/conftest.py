@@ -62,7 +62,7 @@ def pytest_sessionfinish() -> None:
 
 
 def _build(name: str, config: pytest.Config) -> None:
-    program = servers.GO_PROGRAMS.get(name)
+    program = servers.PROGRAMS.get(name)
     if program is None or program.binary.exists():
         return
     terminal = config.pluginmanager.get_plugin("terminalreporter")
@@ -100,7 +100,7 @@ def tls_endpoint(
 ) -> Iterator[Endpoint]:
     """Yield an https server of the same kind as `s3_endpoint`; its CA is in `ca_file`."""
     name = s3_endpoint.name
-    if name in ("given", "s3mem"):
+    if name in ("given", "s3mem", "garage"):
         pytest.skip(f"no certificate can be given to the server {name!r}")
     with servers.serving(_resolved(name, request), certificate=certificate) as endpoint:
         yield endpoint

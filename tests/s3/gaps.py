@@ -18,6 +18,9 @@ KNOWN_GAPS: Mapping[tuple[str, str], str] = {
     ("minio", "unclean-keys"): "MinIO refuses keys with an empty or dotted segment",
     ("versitygw", "unclean-keys"): "versitygw keeps keys as paths: x//y and a/../b are other keys",
     ("versitygw", "slash-at-end"): "versitygw takes a key ending in / as an empty directory",
+    ("garage", "small-parts"): "Garage takes parts of any size",
+    ("garage", "conditions"): "Garage ignores If-None-Match of a PUT",
+    ("garage", "signature-code"): "Garage calls a wrong signature AccessDenied",
 }
 
 

@@ -1,11 +1,11 @@
 """Real S3 servers on loopback, started for a test run and gone after it.
 
 `KVIO_S3_SERVER` chooses, one name or several with commas between: ``auto`` (the default),
-``given``, ``minio``, ``versitygw``, ``moto``, ``s3mem``. ``auto`` takes the server that
-`KVIO_S3_ENDPOINT` names; else MinIO, built once with ``go install`` into the user's cache; else,
-where there is no Go, s3mem, a server of this project that checks signatures and keeps objects in
-memory. ``python -m tests.s3.servers NAME…`` builds before the
-tests run, so that no test waits for it.
+``given``, ``minio``, ``versitygw``, ``garage``, ``moto``, ``s3mem``. ``auto`` takes the server
+that `KVIO_S3_ENDPOINT` names; else MinIO, built once with ``go install`` into the user's cache (as
+versitygw is; Garage is with ``cargo install``); else, where there is no Go, s3mem, a server of this
+project that checks signatures and keeps objects in memory. ``python -m tests.s3.servers NAME…``
+builds before the tests run, so that no test waits for it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Endpoint:
     access_key: str
     secret_key: str = field(repr=False)
     region: str
-    #: Which server it is: given, minio, versitygw, moto or s3mem.
+    #: Which server it is: given, minio, versitygw, garage, moto or s3mem.
     name: str
     #: Whether it checks no signatures.
     is_mock: bool
@@ -68,11 +68,13 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoProgram:
-    """A server that ``go install`` builds, pinned."""
+class Program:
+    """A server that ``go install`` or ``cargo install`` builds, pinned."""
 
     package: str
     version: str
+    tool: str = "go"
+    options: tuple[str, ...] = ()
 
     @property
     def binary(self) -> Path:
@@ -81,14 +83,30 @@ class GoProgram:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Path(cache) / "kvio" / "servers" / f"{name}-{self.version}" / name
 
+    def install(self, part: str) -> tuple[list[str], dict[str, str], Path]:
+        """Return the command that builds it in a folder, its environment, and the binary."""
+        named, name = f"{self.package}@{self.version}", self.binary.name
+        if self.tool == "cargo":
+            command = ["install", "--locked", "--quiet", "--root", part, *self.options, named]
+            return command, {}, Path(part, "bin", name)
+        # Small, and without a C compiler.
+        command = ["install", "-trimpath", "-ldflags=-s -w", named]
+        return command, {"CGO_ENABLED": "0", "GOBIN": part}, Path(part, name)
 
-GO_PROGRAMS: Mapping[str, GoProgram] = {
-    "minio": GoProgram(
+
+PROGRAMS: Mapping[str, Program] = {
+    "minio": Program(
         package="github.com/minio/minio", version="v0.0.0-20260212201848-7aac2a2c5b7c"
     ),
-    "versitygw": GoProgram(package="github.com/versity/versitygw/cmd/versitygw", version="v1.8.0"),
+    "versitygw": Program(package="github.com/versity/versitygw/cmd/versitygw", version="v1.8.0"),
+    "garage": Program(
+        package="garage",
+        version="2.5.0",
+        tool="cargo",
+        options=("--no-default-features", "--features", "bundled-libs,sqlite"),
+    ),
 }
-STARTABLE = (*GO_PROGRAMS, "moto", "s3mem")
+STARTABLE = (*PROGRAMS, "moto", "s3mem")
 
 
 def chosen() -> list[str]:
@@ -114,7 +132,7 @@ def resolve(name: str) -> str:
         return name
     if os.environ.get("KVIO_S3_ENDPOINT"):
         return "given"
-    if GO_PROGRAMS["minio"].binary.exists() or shutil.which("go"):
+    if PROGRAMS["minio"].binary.exists() or shutil.which("go"):
         return "minio"
     if S3MEM.exists():
         return "s3mem"
@@ -144,38 +162,36 @@ def given() -> Endpoint:
 
 
 def build(name: str) -> Path:
-    """Return the binary of a server written in Go, built if the user's cache has none.
+    """Return the binary of one of `PROGRAMS`, built if the user's cache has none.
 
     Of several processes one builds and the others wait; a build that dies leaves no binary.
 
     Raises:
-        NoServerError: there is no ``go``.
+        NoServerError: there is no ``go``, or ``cargo``, to build it.
         ServerError: the build failed.
     """
-    program = GO_PROGRAMS[name]
+    program = PROGRAMS[name]
     binary = program.binary
     if binary.exists():
         return binary
-    go = shutil.which("go")
-    if go is None:
-        raise NoServerError(f"{name} is not built and there is no go to build it")
+    tool = shutil.which(program.tool)
+    if tool is None:
+        raise NoServerError(f"{name} is not built and there is no {program.tool} to build it")
     folder = binary.parent
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not binary.exists():
-            _go_install(go, program, folder)
+            _install(tool, program, folder)
     return binary
 
 
-def _go_install(go: str, program: GoProgram, folder: Path) -> None:
+def _install(tool: str, program: Program, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as part:
-        # Small, and without a C compiler.
-        command = [go, "install", "-trimpath", "-ldflags=-s -w"]
-        environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": part}
+        command, environment, built = program.install(part)
         done = subprocess.run(
-            [*command, f"{program.package}@{program.version}"],
-            env=environment,
+            [tool, *command],
+            env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -186,7 +202,7 @@ def _go_install(go: str, program: GoProgram, folder: Path) -> None:
         if done.returncode:
             raise ServerError(f"{' '.join(done.args)} failed:\n{done.stdout[-6000:]}")
         folder.mkdir(exist_ok=True)
-        os.replace(Path(part) / program.binary.name, program.binary)
+        os.replace(built, program.binary)
 
 
 @contextlib.contextmanager
@@ -228,8 +244,9 @@ class _Starting:
     name: str
     scratch: Path
     certificate: Certificate | None
-    access_key: str = field(default_factory=lambda: "kvio" + secrets.token_hex(8))
-    secret_key: str = field(default_factory=lambda: secrets.token_hex(20))
+    # Garage takes keys of no other form.
+    access_key: str = field(default_factory=lambda: "GK" + secrets.token_hex(12))
+    secret_key: str = field(default_factory=lambda: secrets.token_hex(32))
 
     def endpoint(self, url: str) -> Endpoint:
         return Endpoint(
@@ -284,6 +301,11 @@ class _Starting:
             options += ["--iam-dir", str(self.scratch / "iam")]
             options += ["--cert", str(tls.chain), "--key", str(tls.key)] if tls else []
             return [str(build("versitygw")), *options, "posix", data]
+        if self.name == "garage" and not tls:
+            config = self.scratch / "garage.toml"
+            config.write_text(_garage_config(self.scratch, address))
+            options = ["server", "--single-node", "--default-access-key"]
+            return [str(build("garage")), "-c", str(config), *options]
         if self.name == "moto":
             options = ["-H", "127.0.0.1", "-p", str(port)]
             options += ["-c", str(tls.chain), "-k", str(tls.key)] if tls else []
@@ -297,7 +319,7 @@ class _Starting:
 
     def _environment(self) -> dict[str, str]:
         """Keep the user's settings of the same programs out."""
-        foreign = ("MINIO_", "VGW_", "ROOT_", "AWS_")
+        foreign = ("MINIO_", "VGW_", "ROOT_", "AWS_", "GARAGE_")
         kept = {name: v for name, v in os.environ.items() if not name.startswith(foreign)}
         credentials = {
             "MINIO_ROOT_USER": self.access_key,
@@ -306,8 +328,10 @@ class _Starting:
             "MINIO_UPDATE": "off",
             "ROOT_ACCESS_KEY": self.access_key,
             "ROOT_SECRET_KEY": self.secret_key,
+            "GARAGE_DEFAULT_ACCESS_KEY": self.access_key,
+            "GARAGE_DEFAULT_SECRET_KEY": self.secret_key,
         }
-        home = {"HOME": str(self.scratch)} if self.name in GO_PROGRAMS else {}
+        home = {"HOME": str(self.scratch)} if self.name in PROGRAMS else {}
         return {**kept, **home, "PYTHONUNBUFFERED": "1", **credentials}
 
     def _wait(self, process: subprocess.Popen[bytes], port: int) -> str | None:
@@ -334,6 +358,20 @@ class _Starting:
 
     def _said(self) -> str:
         return (self.scratch / "log").read_text(errors="replace")[-4000:]
+
+
+def _garage_config(scratch: Path, address: str) -> str:
+    return f"""
+metadata_dir = "{scratch}/data/meta"
+data_dir = "{scratch}/data/data"
+db_engine = "sqlite"
+replication_factor = 1
+rpc_bind_addr = "127.0.0.1:{free_port()}"
+rpc_secret = "{secrets.token_hex(32)}"
+[s3_api]
+s3_region = "{REGION}"
+api_bind_addr = "{address}"
+"""
 
 
 #: A server must not outlive a test run that was killed: the kernel ends it with its parent.
@@ -369,7 +407,7 @@ def main(names: list[str]) -> None:
     for name in names or chosen():
         try:
             found = resolve(name)
-            print(found, build(found) if found in GO_PROGRAMS else "needs no build", flush=True)
+            print(found, build(found) if found in PROGRAMS else "needs no build", flush=True)
         except NoServerError as error:
             print(error)
         except ServerError as error:

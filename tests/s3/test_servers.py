@@ -115,6 +115,7 @@ def test_multipart_joins_parts(raw_s3: RawS3, s3_bucket: str) -> None:
     assert raw_s3.list_uploads(s3_bucket, "k") == []
 
 
+@pytest.mark.s3_property("small-parts")
 def test_small_parts_are_refused(raw_s3: RawS3, s3_bucket: str) -> None:
     """A part below 5 MiB that is not the last makes no object."""
     upload = raw_s3.start_upload(s3_bucket, "k")
@@ -138,6 +139,7 @@ def test_abort_forgets_parts(raw_s3: RawS3, s3_bucket: str) -> None:
     assert raw_s3.complete_upload(s3_bucket, "k", upload, [etag]).code == "NoSuchUpload"
 
 
+@pytest.mark.s3_property("conditions")
 def test_conditional_put_keeps(raw_s3: RawS3, s3_bucket: str) -> None:
     """A PUT with If-None-Match: * is 412 where the key is taken, and changes nothing."""
     condition = {"if-none-match": "*"}
@@ -148,6 +150,7 @@ def test_conditional_put_keeps(raw_s3: RawS3, s3_bucket: str) -> None:
     assert raw_s3.get(s3_bucket, "k") == b"first"
 
 
+@pytest.mark.s3_property("conditions")
 def test_conditional_put_has_one_winner(raw_s3: RawS3, s3_bucket: str) -> None:
     """Of eight conditional PUTs at once one succeeds, and its bytes stay."""
     barrier = Barrier(8)
@@ -174,6 +177,7 @@ def test_conditional_put_has_one_winner(raw_s3: RawS3, s3_bucket: str) -> None:
 
 
 @pytest.mark.s3_property("signature")
+@pytest.mark.s3_property("signature-code")
 def test_bad_signatures_are_refused(raw_s3: RawS3, s3_bucket: str) -> None:
     """A request signed with a wrong secret, or with an unknown key, is 403 and stores nothing."""
     endpoint = raw_s3.endpoint

@@ -119,7 +119,7 @@ def test_two_test_runs_build_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     os.close(gate)
 
     assert came
-    assert {run.result() for run in runs} == {servers.GO_PROGRAMS["minio"].binary}
+    assert {run.result() for run in runs} == {servers.PROGRAMS["minio"].binary}
     assert (tmp_path / "builds").read_text() == "built\n"
 
 
@@ -128,7 +128,7 @@ def test_the_module_builds_what_is_named(
 ) -> None:
     """``python -m tests.s3.servers`` says where each named server is, and that moto needs none."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    binary = servers.GO_PROGRAMS["versitygw"].binary
+    binary = servers.PROGRAMS["versitygw"].binary
     binary.parent.mkdir(parents=True)
     binary.touch()
     servers.main(["versitygw", "moto"])

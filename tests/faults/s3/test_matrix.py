@@ -32,7 +32,7 @@ SERVERS: Final = ("s3mem", "minio", "versitygw") if FULL else ("s3mem",)
 def filled(library: str, server: str, pace: str) -> dict[str, Any]:
     """Run a matrix here, or in a process of its own."""
     require(library)
-    program = servers.GO_PROGRAMS.get(server)
+    program = servers.PROGRAMS.get(server)
     if program is not None and not program.binary.exists():
         pytest.skip(f"{server} is not built (python -m tests.s3.servers {server})")
     if library not in ALONE:

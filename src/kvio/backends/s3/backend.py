@@ -304,7 +304,10 @@ class S3Backend(Backend):
             parts = [memoryview(body.join(parts))]
         objects = self._objects
         conditional = if_exists != "replace" and self._server.honours_conditions(objects)
-        several = body.total_bytes(parts) + body.NBYTES > self.options.part_bytes
+        nbytes, traits = body.total_bytes(parts), self.traits
+        several = nbytes + body.NBYTES > self.options.part_bytes
+        condition_at_end = if_exists == "error" and conditional and several
+        empty = not nbytes and self.options.layout == "plain"
         write = partial(
             self._writer.write,
             key=key,
@@ -313,7 +316,9 @@ class S3Backend(Backend):
             conditional=conditional,
             cancel=cancel,
         )
-        if if_exists == "error" and conditional and several and not self.traits.conditional_parts:
+        if (condition_at_end and not traits.conditional_parts) or (
+            empty and not traits.empty_objects
+        ):
             other = self._companion()
             try:
                 if other is not None:

@@ -34,6 +34,7 @@ class Traits:
             it only has a timeout per read); or kvio runs it in another thread and abandons it
             with that thread (``abandon``), or only so when it reads (``abandon reads``).
         conditional_parts: it sends If-None-Match to complete a multipart upload too.
+        empty_objects: it sends an empty object in a way that every server takes.
         unsupported_options: options that it does not support.
     """
 
@@ -42,6 +43,7 @@ class Traits:
     after_fork: Literal["reopen", "refuse"]
     timeouts: Literal["library", "abandon reads", "abandon"]
     conditional_parts: bool = False
+    empty_objects: bool = True
     unsupported_options: tuple[UnsupportedOption, ...] = ()
 
 

@@ -50,6 +50,7 @@ T = TypeVar("T")
 _NO_TIMEOUT: Final = "it has no such timeout; use request_timeout_s, which limits a whole request"
 TRAITS = Traits(
     conditional=False,
+    empty_objects=False,  # an upload without parts: Garage refuses that
     checks_upload="none",
     after_fork="reopen",
     timeouts="abandon",
