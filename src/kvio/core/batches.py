@@ -41,6 +41,8 @@ _Private: TypeAlias = list[tuple[BlockResult, memoryview | None]]
 
 #: Most blocks in a group with a deadline, because such a group times out as a whole.
 _MAX_TIMED_GROUP: Final = 64
+#: Groups for each thread, where a backend sends one request per block.
+_SHARES: Final = 8
 #: Handing a group to a thread costs about as much as writing this much to the page cache.
 _MIN_GROUP_BYTES: Final = 256 * KiB
 #: Larger groups save nothing, and make the wait for the last one longer.
@@ -260,7 +262,10 @@ def _run(
     limit = calls.limit(timeout)
     if limit is not None:
         return _run_timed(calls, blocks, work, limit, cancel, read=read, least=least, done=done)
-    groups = split(blocks, calls.threads, least=least) if calls.threads > 1 else [blocks]
+    shares = calls.threads
+    if not least and done != "deleted":  # each block is a request: who ends early takes more
+        shares *= _SHARES
+    groups = split(blocks, shares, least=least) if calls.threads > 1 else [blocks]
     cancels = [_below(cancel) for _ in groups]
     tasks = [
         partial(_run_group, work, group, cancel, own)
