@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 from kvio.backends.s3 import body
 from kvio.backends.s3.client import UNKNOWN, GetResult
-from kvio.backends.s3.errors import RequestFailed
+from kvio.backends.s3.errors import ErrorKind, RequestFailed
 from kvio.backends.s3.retries import RetryPolicy
 from kvio.registry import load_backend
 
@@ -33,11 +33,18 @@ def _ignores_the_length(get_into: Method) -> Method:
 
 
 def _receipt_before_the_answer(put: Method) -> Method:
-    """What was sent is taken for what was stored."""
+    """What was sent is taken for what was stored, where the server fails but does not refuse.
+
+    Who trusts that of a refusal too is found out by the store itself, when it tries a wrong
+    checksum: it reads every durable block back then.
+    """
 
     def send(self: object, *arguments: Any, **more: Any) -> None:
-        with suppress(RequestFailed):
+        try:
             put(self, *arguments, **more)
+        except RequestFailed as failed:
+            if failed.kind is not ErrorKind.BUSY:
+                raise
 
     return send
 
