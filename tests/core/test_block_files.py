@@ -179,6 +179,13 @@ def test_a_failed_writer_keeps_no_memory(store: kvio.Store) -> None:
     with pytest.raises(kvio.BlockSizeError), store.open_writer("block", nbytes=1) as file:
         file.write(mine)
     mine.extend(b"x")
+    with store.open_writer("block") as file:
+        file.write(bytes(HELD_BYTES))
+        file.write(mine)
+        mine.clear()
+        mine.extend(bytes(2 * MiB))
+        file.write(mine)
+        mine.clear()
     long = store.open_writer("long")
     long.write(bytes(HELD_BYTES + 1))
     long.abort()

@@ -14,8 +14,9 @@ import pytest
 
 import kvio
 from kvio import GiB, MiB
+from kvio.backends.s3 import probing
 from kvio.backends.s3.body import crc32c
-from tests.s3.failing import BUCKET, LARGE, PART_BYTES, SMALL, look, open_faulty, stored
+from tests.s3.failing import BUCKET, LARGE, PART_BYTES, SMALL, look, open_faulty, place, stored
 from tests.s3.faults import Request, Response, failure
 from tests.s3.faulty import FaultyServer, Seen
 
@@ -89,15 +90,33 @@ class BusyAtFirst(FaultyServer):
 
 
 @pytest.mark.parametrize("library", CONDITIONAL)
-def test_a_busy_moment_decides_nothing(library: str) -> None:
+def test_a_busy_moment_decides_nothing(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that a transient error leaves open is looked for again, and not kept."""
     with BusyAtFirst() as server, open_faulty(library, server, PROBING) as store:
         assert store.capabilities.exclusive_create
+    monkeypatch.setattr(probing, "_PAUSE_S", 0.0)
     with BusyAtFirst() as server, open_faulty(library, server, PROBING) as store:
         server.busy = 1000
         assert not store.capabilities.exclusive_create
         server.busy = 0
         assert store.capabilities.exclusive_create
+
+
+@pytest.mark.parametrize("library", CONDITIONAL)
+def test_what_must_be_new_has_a_condition_while_nothing_is_known(library: str) -> None:
+    """It cannot harm; and nobody probes again with every block."""
+    with BusyAtFirst() as server, open_faulty(library, server, PROBING) as store:
+        server.busy = 3  # the probe has three names
+        store.write_block("other", SMALL, if_exists="replace")
+        place(server, "key", SMALL[::-1])
+        with pytest.raises(kvio.BlockExistsError):
+            store.write_block("key", SMALL, if_exists="error")
+        for number in range(5):
+            store.write_block(f"k{number}", SMALL, if_exists="error")
+
+        assert look(server, "key") == stored("key", SMALL[::-1])
+        probes = [seen for seen in server.requests if ".kvio-probe-" in seen.key]
+        assert [seen.operation for seen in probes].count("PutObject") == 3
 
 
 @pytest.mark.parametrize("library", CHECKED)

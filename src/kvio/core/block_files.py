@@ -78,7 +78,7 @@ class BlockWriter(io.RawIOBase):
         self._flow = _Flow(store_is_closed)
         self._error = ""
         self._reason: KvioError | None = None
-        self._reported = self._aborted = False
+        self._reported = self._aborted = self._closing = False
         self._in_with = False
         self._pid = os.getpid()
         self._over = False
@@ -138,7 +138,7 @@ class BlockWriter(io.RawIOBase):
                 self.receipt = self._flow.end(last)
         except BaseException as exc:
             self._fail(exc)
-            self._reported = True
+            self._reported = self._closing = True
             raise
         self._end()
 
@@ -172,7 +172,7 @@ class BlockWriter(io.RawIOBase):
 
     def __del__(self) -> None:
         """Free the memory; `io.IOBase` would call `close`, which stores the block."""
-        if self._over:
+        if self._over or self._pid != os.getpid():  # a child: another thread may have the lock
             return
         self._over = True
         self._flow.stop()
@@ -230,13 +230,15 @@ class BlockWriter(io.RawIOBase):
 
     def _failed(self) -> StorageError:
         text = f"a write of block {self.key!r} failed, nothing is stored: {self._error}"
+        if self._closing:  # interrupted, it may be stored
+            text = f"storing block {self.key!r} failed: {self._error}"
         return StorageError(text, key=self.key)
 
     def _end(self) -> None:
         self._over = True
-        self._flow.stop()
         self._room, self._filled = _NOTHING, 0
-        if self._pid == os.getpid():
+        if self._pid == os.getpid():  # else another thread may have had the lock at the fork
+            self._flow.stop()
             self._flow.join()
 
     def _wrong_length(self, nbytes: int) -> BlockSizeError:
@@ -286,8 +288,9 @@ class _Flow:
             self._piece = piece
             self._changed.notify_all()
             threads.wait_for(self._changed, lambda: not self._piece or self._outcome.done(), None)
+            self._piece = _NOTHING
         if self._outcome.done():
-            self._outcome.result()  # else an existing block was kept, whatever comes
+            self._result()  # else an existing block was kept, whatever comes
 
     def end(self, piece: memoryview) -> Receipt:
         """Hand over the last bytes, and return the receipt of the block."""
@@ -295,6 +298,13 @@ class _Flow:
             self._piece, self._ended = piece, True
             self._changed.notify_all()
         threads.wait([self._outcome])
+        return self._result()
+
+    def _result(self) -> Receipt:
+        """Return the receipt, or raise a copy of the error: its traceback would keep memory."""
+        error = self._outcome.exception()
+        if isinstance(error, KvioError):
+            raise copy.copy(error) from None
         return self._outcome.result()
 
     def stop(self) -> None:
@@ -338,6 +348,7 @@ class _Flow:
             room[:count] = self._piece[:count]
             self._piece = self._piece[count:]
             if not self._piece:
+                self._piece = _NOTHING  # an empty view still holds the caller's memory
                 self._changed.notify_all()
             return count
 
@@ -364,7 +375,7 @@ class BlockReader(io.RawIOBase):
         self.nbytes = 0
         self._pieces = pieces
         self._piece = _NOTHING
-        self._error: BaseException | None = None
+        self._error: KvioError | None = None
 
     def readable(self) -> bool:
         """Return True."""
@@ -411,7 +422,7 @@ class BlockReader(io.RawIOBase):
         if self.closed:
             raise ValueError("I/O operation on closed file")
         if self._error is not None:
-            raise self._error
+            raise copy.copy(self._error)
 
     def _next(self) -> bool:
         """Have bytes at hand; return False at the end."""

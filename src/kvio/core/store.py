@@ -894,7 +894,7 @@ def open_store(
             ``backend://path?option=value``, or a backend's name alone.
         root: the directory of a file-system store, where the URL has no path.
         io_threads: threads for batches, submitted work and calls with a timeout, started when
-            they are needed; default: twice the processors, 4 to 32, and 32 for S3 (boto3: 16),
+            they are needed; default: twice the processors, 4 to 32, and 64 for S3 (boto3: 16),
             whose requests wait for the network.
         durability: the level every write reaches, ``visible`` (default) or ``durable``.
         layout: ``block`` (default: trailer, checksum) or ``plain`` (path = key, bytes exact).

@@ -28,6 +28,7 @@ from kvio.errors import (
     KvioError,
     MissingDependencyError,
     StorageError,
+    StoreClosedError,
     UnknownBackendError,
     UnsupportedError,
 )
@@ -114,14 +115,13 @@ def abandon(objects: Objects) -> None:
     _ABANDONED.append(objects)
 
 
-def _companion_library(options: S3Options) -> Connect | None:
-    """Return a library that lists every name and completes parts on a condition, if installed."""
+def _companion_libraries(options: S3Options) -> Iterator[Connect]:
+    """Yield those installed that list every name and complete parts on a condition."""
     for name in ("s3+boto3", "s3+minio"):
         with suppress(MissingDependencyError, UnknownBackendError):
             backend = cast(type[S3Backend], load_backend(name))
             if backend.refused(options) is None:
-                return backend.library
-    return None
+                yield backend.library
 
 
 def _connection(options: S3Options) -> S3Options:
@@ -171,6 +171,7 @@ class S3Backend(Backend):
 
     def __init__(self, options: S3Options) -> None:
         self.options = options
+        self._closed = False
         if why := self.refused(options):
             raise ConfigError(why)
         self._run_all: RunAll = run_sequentially
@@ -231,6 +232,8 @@ class S3Backend(Backend):
         connected = self._connected
         if connected is not None and self._pid == os.getpid():
             return connected
+        if self._closed:
+            raise StoreClosedError("the store is closed")
         if self._pid != os.getpid():
             self.after_fork()
         if not self.usable_here():
@@ -245,19 +248,21 @@ class S3Backend(Backend):
             return self._connected
 
     def _companion(self) -> Objects | None:
-        """Return a client of another library that supports these options, if there is one."""
+        """Return a client of one of `_companion_libraries`, if it can be made."""
         known = self._second
         if known is not None:
             return known
-        library = _companion_library(self.options)
-        if library is None:
-            return None
-        objects = acquire(library, self.options)
-        with self._lock:
-            before, self._second = self._second, objects
-        if before is not None:  # the same client, taken by another thread too
-            release(before)
-        return objects
+        for library in _companion_libraries(self.options):
+            try:
+                objects = acquire(library, self.options)
+            except ConfigError:  # as of a profile that is not there
+                continue
+            with self._lock:
+                before, self._second = self._second, objects
+            if before is not None:  # taken by another thread too
+                release(before)
+            return objects
+        return None
 
     def _run_parallel(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         return self._run_all(tasks)
@@ -265,7 +270,7 @@ class S3Backend(Backend):
     @property
     def capabilities(self) -> Capabilities:
         options, traits = self.options, self.traits
-        honours = self._server.honours_conditions(self._objects)
+        honours = self._server.honours_conditions(self._objects) or False
         exclusive = honours and self._server.lets_one_win(self._objects)
         notes = []
         if not traits.conditional:
@@ -303,7 +308,9 @@ class S3Backend(Backend):
         if cancel is not None:  # an abandoned request still reads the bytes: copy them first
             parts = [memoryview(body.join(parts))]
         objects = self._objects
-        conditional = if_exists != "replace" and self._server.honours_conditions(objects)
+        honoured = if_exists != "replace" and self._server.honours_conditions(objects)
+        # While that is not known, a condition cannot harm a block that must be new.
+        conditional = honoured if honoured is not None else if_exists == "error"
         nbytes, traits = body.total_bytes(parts), self.traits
         several = nbytes + body.NBYTES > self.options.part_bytes
         condition_at_end = if_exists == "error" and conditional and several
@@ -494,3 +501,4 @@ class S3Backend(Backend):
             if objects is not None and self._pid == os.getpid():
                 release(objects)
         self._connected = self._second = None
+        self._closed = True

@@ -21,7 +21,7 @@ from botocore import exceptions as failures
 from botocore.config import Config
 
 from kvio.abc import RunAll
-from kvio.backends.s3 import body
+from kvio.backends.s3 import body, profiles
 from kvio.backends.s3.backend import S3Backend
 from kvio.backends.s3.client import Connect, GetResult, Head, Traits, read_nothing
 from kvio.backends.s3.errors import ErrorKind, RequestFailed, error_kind, timed_out
@@ -227,6 +227,8 @@ class Boto3Objects:
         except (failures.BotoCoreError, urllib3.exceptions.HTTPError) as exc:
             kind = _error_kind(exc)
             _forget_request(exc)
+            if isinstance(exc, failures.CredentialRetrievalError):  # it repeats what was printed
+                raise RequestFailed(kind, type(exc).__name__) from None
             raise RequestFailed(kind, str(exc)) from exc
 
 
@@ -266,6 +268,7 @@ def _client(options: S3Options) -> Any:
         response_checksum_validation="when_required",
         tcp_keepalive=True,
     )
+    why = ""
     try:
         client = Session().client(
             "s3",
@@ -275,8 +278,10 @@ def _client(options: S3Options) -> Any:
             config=config,
             **credentials,
         )
-    except (ValueError, failures.BotoCoreError) as exc:
-        raise ConfigError(f"boto3 {boto3.__version__} cannot create a client: {exc}") from None
+    except profiles.failures() as exc:
+        why = profiles.reason(exc)
+    if why:  # outside: what is raised inside keeps the other error, and what that has
+        raise ConfigError(f"boto3 {boto3.__version__} cannot create a client: {why}")
     # "Expect: 100-continue" costs a round trip; bodies here are too small to be worth it.
     client.meta.events.register("before-send.s3", _remove_expect)
     client.meta.events.register("before-call.s3", _disable_redirects)

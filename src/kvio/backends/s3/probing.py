@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -11,15 +13,26 @@ from typing import Final
 
 from kvio.backends.s3 import body
 from kvio.backends.s3.client import Objects
-from kvio.backends.s3.errors import ErrorKind, RequestFailed
+from kvio.backends.s3.errors import PASSING, ErrorKind, RequestFailed
 from kvio.backends.s3.options import S3Options
 from kvio.backends.s3.retries import RetryPolicy, run_sequentially
 from kvio.core import threads
-from kvio.errors import BlockExistsError, KvioError, StorageTimeoutError, TransientStorageError
+from kvio.errors import (
+    AccessDeniedError,
+    BlockExistsError,
+    KvioError,
+    StorageFullError,
+    StorageTimeoutError,
+    TransientStorageError,
+)
 from kvio.types import Finding
 
 _PROBE: Final = ".kvio-probe-"
 _DATA: Final = bytes(range(256))
+#: Errors that say nothing about what was tried.
+_OPEN: Final = (ErrorKind.TIMEOUT, ErrorKind.DENIED, ErrorKind.FULL, ErrorKind.CONFLICT)
+#: How long an answer that could not be found is not looked for again.
+_PAUSE_S: Final = 5.0
 #: Fresh names, where transient errors leave an answer open.
 _ATTEMPTS: Final = 3
 #: Writers of one name at once, and names. The first name's writers open connections first.
@@ -28,19 +41,24 @@ _RACES: Final = 3
 
 
 class _Answer:
-    """An answer that is found out once, by the first who asks; others wait for it."""
+    """An answer that is found out once, by the first who asks; others wait for it.
+
+    While it cannot be found it is None, and looked for again after a pause.
+    """
 
     def __init__(self, *, known: bool | None = None) -> None:
         self._known = known
+        self._again_at = 0.0
         self._lock = threading.Lock()
 
-    def get(self, find: Callable[[], bool | None]) -> bool:
-        """Return the answer; while it cannot be found, False."""
+    def get(self, find: Callable[[], bool | None]) -> bool | None:
+        """Return the answer."""
         if self._known is None:
             with self._lock:
-                if self._known is None:
+                if self._known is None and time.monotonic() >= self._again_at:
                     self._known = find()
-        return self._known or False
+                    self._again_at = time.monotonic() + _PAUSE_S
+        return self._known
 
 
 class Server:
@@ -53,8 +71,8 @@ class Server:
         self._races = _Answer(known=trusted)
         self._checksums = _Answer()
 
-    def honours_conditions(self, objects: Objects) -> bool:
-        """Return whether the server refuses a second conditional write of one name."""
+    def honours_conditions(self, objects: Objects) -> bool | None:
+        """Return whether the server refuses a second conditional write of one name, if known."""
         if not objects.traits.conditional:
             return False
         return self._conditions.get(partial(self._probe.refuses_second, objects))
@@ -63,11 +81,11 @@ class Server:
         """Return whether of several conditional writes of one name at once one succeeds."""
         if not self.honours_conditions(objects):
             return False
-        return self._races.get(partial(self._probe.lets_one_win, objects))
+        return self._races.get(partial(self._probe.lets_one_win, objects)) or False
 
     def checks_bodies(self, objects: Objects) -> bool:
         """Return whether the server refuses a body that does not match its CRC32C."""
-        return self._checksums.get(partial(self._probe.refuses_wrong_checksum, objects))
+        return self._checksums.get(partial(self._probe.refuses_wrong_checksum, objects)) or False
 
 
 class Probe:
@@ -80,7 +98,7 @@ class Probe:
     def refuses_second(self, objects: Objects) -> bool | None:
         """Write one name twice with If-None-Match; return whether the second write failed.
 
-        None: transient errors leave it open.
+        None: an error leaves it open.
         """
         for _ in range(_ATTEMPTS):
             with self._object(objects) as name:
@@ -89,8 +107,12 @@ class Probe:
                     self._put(objects, name, if_none_match=True)
                 except BlockExistsError:
                     return True
-                except (TransientStorageError, StorageTimeoutError):
+                except TransientStorageError as exc:
+                    if exc.errno == errno.EHOSTUNREACH:
+                        return None
                     continue
+                except (StorageTimeoutError, StorageFullError, AccessDeniedError):
+                    return None
                 except KvioError:
                     return False  # the server rejects the header or the request
             return False
@@ -132,6 +154,8 @@ class Probe:
                 for racer in racers:
                     threads.start(racer)
                     started.append(racer)
+            except TransientStorageError:  # no more threads
+                outcomes.append(None)
             finally:
                 go.set()
                 for racer in started:
@@ -158,7 +182,7 @@ class Probe:
         if objects.traits.checks_upload == "crc32c":
             yield _finding(
                 "body checksums",
-                self.refuses_wrong_checksum(objects),
+                bool(self.refuses_wrong_checksum(objects)),
                 "The server refuses a body that was changed on its way.",
                 "The server stores a body that was changed on its way; a read detects it.",
             )
@@ -177,8 +201,11 @@ class Probe:
             else "The signature covers the headers only, so bodies are not hashed for it.",
         )
 
-    def refuses_wrong_checksum(self, objects: Objects) -> bool:
-        """Write with a wrong CRC32C; return whether the server refused it."""
+    def refuses_wrong_checksum(self, objects: Objects) -> bool | None:
+        """Write with a wrong CRC32C; return whether the server refused it.
+
+        None: an error leaves it open.
+        """
         wrong = body.crc32c([memoryview(_DATA)]) ^ 1
         with self._object(objects) as name:
             try:
@@ -190,7 +217,9 @@ class Probe:
                     run_all=run_sequentially,
                 )
             except RequestFailed as failed:
-                return failed.kind is ErrorKind.MANGLED
+                if failed.kind is ErrorKind.MANGLED:
+                    return True
+                return None if failed.kind in (*PASSING, *_OPEN) else False
         return False
 
     def _answers_range(self, objects: Objects) -> bool:

@@ -77,9 +77,13 @@ class Credentials:
         session = _session()
         if session is None:
             return None
-        if not self._aws:
-            session.get_component("credential_provider").remove("iam-role")
-        return _asked(session.get_credentials)
+
+        def look() -> Any:
+            if not self._aws:
+                session.get_component("credential_provider").remove("iam-role")
+            return session.get_credentials()
+
+        return _asked(look)
 
     def __call__(self) -> S3Credential:
         """Return credentials that hold for ten minutes at least, as obstore asks for them."""
@@ -98,18 +102,29 @@ def _asked(ask: Callable[[], T]) -> T:
     """Return what botocore answers.
 
     Raises:
-        ConfigError: it cannot. Only the name of a missing profile is repeated: other texts may
-            have what a program printed.
+        ConfigError: it cannot.
     """
-    from botocore.exceptions import BotoCoreError, ProfileNotFound
-
     try:
         return ask()
-    except ProfileNotFound as exc:
-        why = str(exc)
-    except (BotoCoreError, OSError, ValueError, KeyError) as exc:
-        why = type(exc).__name__
+    except failures() as exc:
+        why = reason(exc)
     raise ConfigError(f"the AWS profile cannot be used: {why}")
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """Return what botocore raises where a profile, or what a program printed, is not as it must."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    own = (OSError, ValueError, KeyError, AttributeError, TypeError, RuntimeError)
+    return (BotoCoreError, ClientError, *own)
+
+
+def reason(exc: Exception) -> str:
+    """Return what may be repeated of such an error: not what a program printed."""
+    from botocore.exceptions import CredentialRetrievalError
+
+    name = type(exc).__name__
+    return name if isinstance(exc, CredentialRetrievalError) else f"{name}: {exc}"
 
 
 def readable() -> bool:

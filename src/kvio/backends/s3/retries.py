@@ -77,6 +77,8 @@ class RetryPolicy:
                 raise RequestFailed(ErrorKind.TIMEOUT, "the call was cancelled")
             except RequestFailed as failed:
                 ambiguous = once_only and failed.kind in AMBIGUOUS
+                if failed.kind not in PASSING and failed.kind is not ErrorKind.TIMEOUT:
+                    self._gave_up = False  # the server is there
                 passing = failed.kind in PASSING and time.monotonic() < until
                 last = failed.kind not in RETRYABLE or (attempt >= self._retries and not passing)
                 if last and patient and failed.kind in PASSING:
