@@ -18,6 +18,11 @@ def whole(root: Path) -> None:
         assert_type(store, kvio.Store)
         receipt = store.write_block("key", b"bytes", if_exists="replace")
         assert_type(store.write_file("key", "path", move=True), kvio.Receipt)
+        with store.open_writer("key") as writer:
+            assert_type(writer, kvio.BlockWriter)
+            assert_type(writer.receipt, kvio.Receipt | None)
+        with store.open_reader("key") as reader:
+            assert_type(reader, kvio.BlockReader)
         assert_type(receipt, kvio.Receipt)
         assert_type(receipt.checksum, int | None)
         assert_type(receipt.level >= kvio.Level.VISIBLE, bool)

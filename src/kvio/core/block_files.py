@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 #: Store the bytes held, then those of the source, if there are more.
-Store: TypeAlias = Callable[[memoryview, Source | None, Cancellation | None], Receipt]
+StoreBytes: TypeAlias = Callable[[memoryview, Source | None, Cancellation | None], Receipt]
 
 #: Smaller pieces are collected before they are handed to the thread.
 _PIECE_BYTES: Final = MiB
@@ -65,7 +65,12 @@ class BlockWriter(io.RawIOBase):
     _over = True  # until it may hold memory
 
     def __init__(
-        self, key: str, store: Store, *, store_is_closed: Callable[[], bool], nbytes: int | None
+        self,
+        key: str,
+        store: StoreBytes,
+        *,
+        store_is_closed: Callable[[], bool],
+        nbytes: int | None,
     ) -> None:
         super().__init__()
         self.key = self.name = key
@@ -271,7 +276,7 @@ class _Flow:
         self._cancel = Cancellation()
         self._outcome: Future[Receipt] = Future()
 
-    def start(self, store: Store, held: memoryview) -> None:
+    def start(self, store: StoreBytes, held: memoryview) -> None:
         """Start to store the bytes that are held, and what `hand` brings."""
         self.thread = threading.Thread(
             target=self._work, args=(store, held), name="kvio-writer", daemon=True
@@ -320,7 +325,7 @@ class _Flow:
         if thread is not None and thread.is_alive() and not sys.is_finalizing():
             threads.join(thread)
 
-    def _work(self, store: Store, held: memoryview) -> None:
+    def _work(self, store: StoreBytes, held: memoryview) -> None:
         try:
             if self._cancel.requested:  # while the thread was starting
                 raise StoreClosedError("the writer was closed before the end of the block")
