@@ -72,17 +72,12 @@ class DamageTests(StoreTests):
             assert out.intact(), block
         assert all(self.holds(store, f"good/{n}", payload(n, 2)) for n in _SIZES)
 
-    @pytest.mark.parametrize("piece_bytes", [kvio.KiB, kvio.GiB])
     def test_a_reader_ends_before_its_last_bytes(
-        self,
-        store: kvio.Store,
-        damaged: list[Broken],
-        monkeypatch: pytest.MonkeyPatch,
-        piece_bytes: int,
+        self, store: kvio.Store, damaged: list[Broken], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A file object of a damaged block fails, and goes on failing, before all is read."""
-        monkeypatch.setattr(streams, "_PIECE_BYTES", piece_bytes)
-        for block in damaged:
+        """A file object of a damaged block fails before all is read, in many pieces or in one."""
+        for block, piece_bytes in itertools.product(damaged, (kvio.KiB, kvio.GiB)):
+            monkeypatch.setattr(streams, "_PIECE_BYTES", piece_bytes)
             got: list[bytes] = []
             with pytest.raises(kvio.CorruptBlockError), store.open_reader(block.key) as reader:
                 got.extend(iter(partial(reader.read, 100), b""))
