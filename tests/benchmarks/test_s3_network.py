@@ -14,7 +14,7 @@ from kvio import KiB, MiB
 from tests.benchmarks.running import run
 
 for _module in ("boto3", "minio", "obstore", "s3dlio", "s3torchconnectorclient"):
-    pytest.importorskip(_module)
+    pytest.importorskip(_module, reason=f"{_module} is not installed")
 
 
 def test_every_library_writes_and_reads_every_load(tmp_path: Path) -> None:

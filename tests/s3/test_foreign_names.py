@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -14,7 +16,6 @@ from kvio.backends.s3.backend import S3Backend
 from tests.s3.failing import BUCKET, registered
 from tests.s3.faulty import FaultyServer
 from tests.s3.libraries import open_s3, require
-from tests.s3.test_s3dlio import run_alone
 
 #: s3dlio knows one server in a process: it has a test of its own.
 LIBRARIES: Final = ("s3+boto3", "s3+minio", "s3+obstore", "s3+torch")
@@ -60,8 +61,7 @@ def test_a_foreign_name_is_no_key_and_harms_none(
 _ALONE = """
 import kvio
 from tests.s3.faulty import FaultyServer
-from tests.s3.libraries import open_s3, require
-from tests.s3.test_s3dlio import run_alone
+from tests.s3.libraries import open_s3
 from tests.s3.test_foreign_names import FOREIGN, names
 
 with FaultyServer() as server:
@@ -78,7 +78,15 @@ with FaultyServer() as server:
 def test_the_same_of_a_library_that_knows_one_server() -> None:
     """s3dlio opens beside each foreign name, asks for its own prefix, and lists its own keys."""
     require("s3+s3dlio")
-    run = run_alone(_ALONE)
+    run = subprocess.run(
+        [sys.executable, "-c", _ALONE],
+        cwd=Path(__file__).parents[2],
+        env={k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "S3DLIO_"))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
     assert run.returncode == 0, run.stderr
 

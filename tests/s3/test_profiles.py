@@ -22,7 +22,7 @@ from tests.s3.failing import registered
 from tests.s3.faulty import FaultyServer
 from tests.s3.servers import Endpoint
 
-pytest.importorskip("botocore", reason="needs botocore (pip install 'kvio[s3-boto3]')")
+pytest.importorskip("boto3", reason="boto3 is not installed")
 
 #: minio knows the keys of a profile, no programs; s3dlio knows one server in a process.
 LIBRARIES: Final = ("s3+boto3", "s3+obstore", "s3+torch", "s3")
