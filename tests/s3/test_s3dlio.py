@@ -124,6 +124,7 @@ def ask(
         "secret_key": "anything",
         "read_timeout_s": 4,
         "retries": 0,
+        "retry_s": 0.0,
         "part_bytes": 5 << 20,
         **options,
     }

@@ -81,7 +81,13 @@ def open_faulty(
         "bucket",
         prefix="p",
         layout=layout,
-        options={"retries": 0, "request_timeout_s": 4, "part_bytes": 5 * MiB, **options},
+        options={
+            "retries": 0,
+            "retry_s": 0.0,
+            "request_timeout_s": 4,
+            "part_bytes": 5 * MiB,
+            **options,
+        },
     )
 
 
