@@ -41,8 +41,9 @@ _Private: TypeAlias = list[tuple[BlockResult, memoryview | None]]
 
 #: Most blocks in a group with a deadline, because such a group times out as a whole.
 _MAX_TIMED_GROUP: Final = 64
-#: Groups for each thread, where a backend sends one request per block.
-_SHARES: Final = 8
+#: Groups for each thread, where a backend sends one request per block: a thread that ends early
+#: takes another.
+_REQUESTS: Final = 8
 #: Handing a group to a thread costs about as much as writing this much to the page cache.
 _MIN_GROUP_BYTES: Final = 256 * KiB
 #: Larger groups save nothing, and make the wait for the last one longer.
@@ -77,7 +78,15 @@ def write(
         return results
 
     return _run(
-        calls, blocks, work, timeout, cancel, read=False, least=_least(backend), done="stored"
+        calls,
+        blocks,
+        work,
+        timeout,
+        cancel,
+        read=False,
+        least=_least(backend),
+        per_thread=_per_thread(backend),
+        done="stored",
     )
 
 
@@ -154,7 +163,17 @@ def read(
         one = partial(_read_one, backend, cancel if limited else None)
         return _one_by_one(group, cancel, one)
 
-    return _run(calls, blocks, work, timeout, cancel, read=True, least=_least(backend), done="read")
+    return _run(
+        calls,
+        blocks,
+        work,
+        timeout,
+        cancel,
+        read=True,
+        least=_least(backend),
+        per_thread=_per_thread(backend),
+        done="read",
+    )
 
 
 def delete(
@@ -175,7 +194,7 @@ def delete(
 
     return _run(
         calls, blocks, work, timeout, Cancellation(),
-        read=False, least=_least(backend), done="deleted",
+        read=False, least=_least(backend), per_thread=1, done="deleted",
     )  # fmt: skip
 
 
@@ -208,10 +227,18 @@ def _cancelled(keys: Iterable[str]) -> list[BlockResult]:
     return list(map(BlockResult, keys, repeat(BlockStatus.CANCELLED)))
 
 
+def _fans_out(backend: Backend) -> bool:
+    """Return whether a backend sends one request per block."""
+    return type(backend).write_blocks is Backend.write_blocks
+
+
+def _per_thread(backend: Backend) -> int:
+    return _REQUESTS if _fans_out(backend) else 1
+
+
 def _least(backend: Backend) -> int:
     """Return the least bytes of a group; 0 for backends that send one request per block."""
-    fans_out = type(backend).write_blocks is Backend.write_blocks
-    return 0 if fans_out else _MIN_GROUP_BYTES
+    return 0 if _fans_out(backend) else _MIN_GROUP_BYTES
 
 
 def split(
@@ -255,6 +282,7 @@ def _run(
     *,
     read: bool,
     least: int,
+    per_thread: int,
     done: str,
 ) -> list[BlockResult]:
     if not blocks.keys:
@@ -262,9 +290,7 @@ def _run(
     limit = calls.limit(timeout)
     if limit is not None:
         return _run_timed(calls, blocks, work, limit, cancel, read=read, least=least, done=done)
-    shares = calls.threads
-    if not least and done != "deleted":  # each block is a request: who ends early takes more
-        shares *= _SHARES
+    shares = calls.threads * per_thread
     groups = split(blocks, shares, least=least) if calls.threads > 1 else [blocks]
     cancels = [_below(cancel) for _ in groups]
     tasks = [

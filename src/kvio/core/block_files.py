@@ -3,8 +3,8 @@
 A writer collects up to `HELD_BYTES` in memory, and a block of that length is written at once. What
 is longer is written by a thread of the writer's own while it is produced: `BlockWriter.write` hands
 its bytes to that thread and waits until they are taken. So nothing is queued, and the caller's
-memory is free when the call returns. Whoever is done with a writer, a destructor or a store that
-closes, never waits for that thread: it is told to stop, or sees that the store is closed.
+memory is free when the call returns. A destructor, or a store that closes, never waits for that
+thread: it is notified to stop, or checks that the store is closed.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class BlockWriter(io.RawIOBase):
             room = aligned(_PIECE_BYTES)
             flow.start(self._store, self._room)
             self._room, self._filled = room, 0
-        # The last byte so far always stays here: who has all may store the block before `close`.
+        # The last byte so far stays here: with all bytes a backend may store the block at once.
         if len(piece) >= _PIECE_BYTES:
             flow.hand(self._room[: self._filled])
             flow.hand(piece[:-1])
@@ -313,7 +313,7 @@ class _Flow:
         return self._outcome.result()
 
     def stop(self) -> None:
-        """Let nothing more be stored; wait for nobody."""
+        """Let nothing more be stored, without waiting."""
         self._cancel.request()
         with self._lock:
             self._piece, self._ended = _NOTHING, True
@@ -363,7 +363,7 @@ class BlockReader(io.RawIOBase):
 
     Each read returns as many bytes as were asked for, until the end. A whole block is verified as
     it is read: its last bytes, up to 16 MiB, are returned only if the checksum of all is right. So
-    who closes it before the end, or reads a range, has verified nothing. Not seekable, and for one
+    closing it before the end, or reading a range, verifies nothing. Not seekable, and for one
     thread at a time.
 
     Attributes:

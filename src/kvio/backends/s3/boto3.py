@@ -61,6 +61,14 @@ FAILURES: tuple[tuple[type[Exception], ErrorKind], ...] = (
 )
 
 
+#: The arguments of a request that begins an object.
+_STORED_AS = {
+    "sse": "ServerSideEncryption",
+    "sse_kms_key_id": "SSEKMSKeyId",
+    "storage_class": "StorageClass",
+}
+
+
 class Boto3Objects:
     """One bucket, accessed with one boto3 client."""
 
@@ -69,7 +77,7 @@ class Boto3Objects:
     def __init__(self, options: S3Options) -> None:
         self._bucket = options.bucket
         self._part_bytes = options.part_bytes
-        self._stored_as = _stored_as(options)
+        self._stored_as: dict[str, Any] = options.named(_STORED_AS)
         self._client = _client(options)
         self._request_timeout_s = options.request_timeout_s
         self._watchdog = Watchdog(options.request_timeout_s)
@@ -305,16 +313,6 @@ def _shutdown(stream: Any) -> Callable[[], None] | None:
 
 def _if_none_match(if_none_match: bool) -> dict[str, Any]:  # noqa: FBT001
     return {"IfNoneMatch": "*"} if if_none_match else {}
-
-
-def _stored_as(options: S3Options) -> dict[str, Any]:
-    """Return the arguments for encryption and storage class."""
-    wanted = {
-        "ServerSideEncryption": options.sse,
-        "SSEKMSKeyId": options.sse_kms_key_id,
-        "StorageClass": options.storage_class,
-    }
-    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def _checksum(crc32c: int | None) -> dict[str, Any]:

@@ -73,6 +73,14 @@ FAILURES: Final[tuple[tuple[type[Exception], ErrorKind], ...]] = (
 )
 
 
+#: The headers of a request that begins an object.
+_STORED_AS: Final = {
+    "sse": "x-amz-server-side-encryption",
+    "sse_kms_key_id": "x-amz-server-side-encryption-aws-kms-key-id",
+    "storage_class": "x-amz-storage-class",
+}
+
+
 class MinioObjects:
     """One bucket, accessed with one minio client."""
 
@@ -81,7 +89,7 @@ class MinioObjects:
     def __init__(self, options: S3Options) -> None:
         self._bucket = options.bucket
         self._part_bytes = options.part_bytes
-        self._stored_as = _stored_as(options)
+        self._stored_as = options.named(_STORED_AS)
         self._watchdog = Watchdog(options.request_timeout_s)
         self._pool = _Pool(
             options.request_timeout_s,
@@ -297,16 +305,6 @@ def _call(request: Callable[[], T]) -> T:
     except tuple(cls for cls, _ in FAILURES) as exc:
         kind = next(kind for cls, kind in FAILURES if isinstance(exc, cls))
         raise RequestFailed(ErrorKind.TIMEOUT if timed_out(exc) else kind, str(exc)) from exc
-
-
-def _stored_as(options: S3Options) -> dict[str, Any]:
-    """Return the headers for encryption and storage class."""
-    wanted = {
-        "x-amz-server-side-encryption": options.sse,
-        "x-amz-server-side-encryption-aws-kms-key-id": options.sse_kms_key_id,
-        "x-amz-storage-class": options.storage_class,
-    }
-    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def _checksum(crc32c: int | None) -> dict[str, Any]:

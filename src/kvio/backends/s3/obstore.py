@@ -103,9 +103,9 @@ class ObstoreObjects:
 
     def __init__(self, options: S3Options) -> None:
         self._part_bytes = options.part_bytes
-        self._attributes: dict[Attribute, str] | None = None
-        if options.storage_class is not None:
-            self._attributes = {"Storage-Class": options.storage_class}
+        self._attributes: dict[Attribute, str] = {
+            **options.named({"storage_class": "Storage-Class"})
+        }
         self._profile: profiles.Credentials | None = None
         if not _names_credentials(options) and profiles.readable():
             self._profile = profiles.Credentials(aws=options.endpoint_url is None)
@@ -337,10 +337,7 @@ def _store(options: S3Options, profile: Callable[[], S3Credential] | None) -> S3
         given["credential_provider"] = profile
     if options.endpoint_url is not None:
         given["endpoint"] = given["aws_endpoint_url_s3"] = options.endpoint_url
-    if options.sse is not None:
-        given["server_side_encryption"] = options.sse
-    if options.sse_kms_key_id is not None:
-        given["sse_kms_key_id"] = options.sse_kms_key_id
+    given |= options.named({"sse": "server_side_encryption", "sse_kms_key_id": "sse_kms_key_id"})
     try:
         return S3Store(
             options.bucket,

@@ -127,6 +127,11 @@ class S3Options:
         """Return whether signatures include a SHA-256 of the body."""
         return self.payload_signing == "signed" or (self.payload_signing == "auto" and not self.tls)
 
+    def named(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Return the options that have a value, by a library's own names for them."""
+        found = {own: getattr(self, option) for option, own in names.items()}
+        return {own: value for own, value in found.items() if value is not None}
+
     @property
     def name_prefix(self) -> str:
         """Return the part of an object's name before the key."""

@@ -247,7 +247,7 @@ class Probe:
         try:
             yield name
         finally:
-            with suppress(KvioError):  # who may not delete may write all the same
+            with suppress(KvioError):  # the right to write does not need that to delete
                 self._request(lambda: objects.delete(name), "remove the probe", patient=False)
 
 

@@ -42,7 +42,7 @@ class RetryPolicy:
         self._backend = backend
         self._retries = retries
         self._retry_s = retry_s if retries else 0.0
-        self._gave_up = False
+        self._outage = False
         self._lock = threading.Lock()
         self.retries_made = 0
 
@@ -66,23 +66,23 @@ class RetryPolicy:
             KvioError: the typed error of the last attempt.
         """
         attempt = 0
-        patient = patient and not self._gave_up
+        patient = patient and not self._outage
         until = time.monotonic() + self._retry_s if patient else 0.0
         while True:
             try:
                 if cancel is None or not cancel.requested:
                     result = request()
-                    self._gave_up = False
+                    self._outage = False
                     return result
                 raise RequestFailed(ErrorKind.TIMEOUT, "the call was cancelled")
             except RequestFailed as failed:
                 ambiguous = once_only and failed.kind in AMBIGUOUS
                 if failed.kind not in PASSING and failed.kind is not ErrorKind.TIMEOUT:
-                    self._gave_up = False  # the server is there
+                    self._outage = False  # the server is there
                 passing = failed.kind in PASSING and time.monotonic() < until
                 last = failed.kind not in RETRYABLE or (attempt >= self._retries and not passing)
                 if last and patient and failed.kind in PASSING:
-                    self._gave_up = True
+                    self._outage = True
                 if last or ambiguous or _cancelled_within(cancel, _wait_s(attempt)):
                     if failed.kind is ErrorKind.DENIED:
                         # The server's text may contain the access key.
